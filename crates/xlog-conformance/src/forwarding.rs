@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalCap, PhysicalMeter,
-    ResourceError, ResourceResult,
+    ResourceError, ResourceResult, SegmentRange, SegmentWatcher,
 };
 
 use crate::fixture::{Fixture, Stop, TAG, ensure};
@@ -21,7 +21,7 @@ pub(crate) struct Below {
     pub(crate) budget: BudgetHandle,
 }
 
-/// A meter that ignores all charges.
+/// A meter and watcher that ignores what it is told.
 struct Unread;
 
 impl PhysicalMeter for Unread {
@@ -29,6 +29,11 @@ impl PhysicalMeter for Unread {
         Ok(())
     }
     fn give(&self, _bytes: usize) {}
+}
+
+impl SegmentWatcher for Unread {
+    fn taken(&self, _segment: SegmentRange) {}
+    fn returned(&self, _segment: SegmentRange, _ticket: u64) {}
 }
 
 fn below(fixture: &Fixture) -> Result<&Below, Stop> {
@@ -208,6 +213,14 @@ pub(crate) fn cap_physical(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["cap_physical"], || {
         Ok(fixture.resource.cap_physical(Arc::new(PhysicalCap::new(usize::MAX)))?)
     })
+}
+
+pub(crate) fn watch_segments(fixture: &Fixture) -> Result<(), Stop> {
+    let watcher: Arc<dyn SegmentWatcher> = Arc::new(Unread);
+    reaches(fixture, &["watch_segments"], || {
+        Ok(fixture.resource.watch_segments(&Arc::downgrade(&watcher)))
+    })
+    .map(drop)
 }
 
 pub(crate) fn physical_bytes(fixture: &Fixture) -> Result<(), Stop> {

@@ -124,7 +124,7 @@ const OF_DECORATORS: &[Check] = checks! {
     forwarding: reap_pending, reap_completed, supports_block_use_tracking,
         record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,
         allocate_aligned, allocate_batch_and_deallocate_batch, charge_for, charge_for_aligned, home,
-        statistics, trim, meter_physical, cap_physical, physical_bytes, free_space, places_blocks, reserve_budget,
+        statistics, trim, meter_physical, cap_physical, watch_segments, physical_bytes, free_space, places_blocks, reserve_budget,
         allocate_reserved;
 };
 

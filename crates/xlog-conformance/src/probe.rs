@@ -3,13 +3,13 @@
 //! It answers as a budget over the async resource does. Where such a stack has no answer that differs from a default, the probe gives
 //! one of its own ([`FREE_SPACE`]).
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle, BudgetReservation,
     DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget, PhysicalCap, PhysicalMeter,
-    ResourceHome, ResourceResult, ResourceStatistics, StreamId, StreamPool,
+    ResourceHome, ResourceResult, ResourceStatistics, SegmentWatcher, StreamId, StreamPool,
 };
 use xlog_cuda::driver::sync::Mutex;
 
@@ -149,6 +149,9 @@ impl DeviceMemoryResource for Probe {
     }
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.noted("cap_physical").cap_physical(cap)
+    }
+    fn watch_segments(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
+        self.noted("watch_segments").watch_segments(watcher)
     }
     fn physical_bytes(&self) -> Option<usize> {
         Some(PHYSICAL_BYTES)

@@ -35,7 +35,6 @@ impl Report {
     }
 
     /// Every check, in the order they ran.
-    #[must_use]
     pub fn checks(&self) -> &[CheckReport] {
         &self.checks
     }
@@ -51,7 +50,6 @@ impl Report {
     }
 
     /// True when something was checked and nothing failed.
-    #[must_use]
     pub fn passed(&self) -> bool {
         self.failed().next().is_none()
             && self.checks.iter().any(|check| check.outcome == Outcome::Passed)

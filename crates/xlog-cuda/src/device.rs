@@ -145,7 +145,6 @@ impl CudaDevice {
     }
 
     /// The driver of this device.
-    #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
@@ -157,7 +156,6 @@ impl CudaDevice {
 
     /// The simulated device, for its kernels, faults and schedules; `None` on a GPU.
     #[cfg(feature = "sim")]
-    #[must_use]
     pub fn sim(&self) -> Option<&Arc<SimDevice>> {
         self.sim.as_ref()
     }
@@ -171,19 +169,16 @@ impl CudaDevice {
     }
 
     /// What this device was opened as; for a driver that was passed in, what it is.
-    #[must_use]
     pub fn spec(&self) -> &str {
         &self.spec
     }
 
     /// The device's number.
-    #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.properties().ordinal
     }
 
     /// Facts that do not change while the device is open.
-    #[must_use]
     pub fn properties(&self) -> &DeviceProperties {
         self.driver.properties()
     }
@@ -198,7 +193,6 @@ impl CudaDevice {
     /// Races that no call has returned, and that this method has not returned either, are written to standard error when the device
     /// or the process ends.
     #[cfg(feature = "sim")]
-    #[must_use]
     pub fn races(&self) -> Vec<RaceReport> {
         self.sim.as_ref().map(|sim| sim.races()).unwrap_or_default()
     }

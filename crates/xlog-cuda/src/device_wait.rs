@@ -41,6 +41,14 @@ pub(crate) fn left() -> Option<Duration> {
     }
 }
 
+/// Counts `time` that the running call has waited by other means than a [`Backoff`].
+pub(crate) fn spend(time: Duration) {
+    let before = LEFT.get();
+    if before <= LONGEST {
+        LEFT.set(before.saturating_sub(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)));
+    }
+}
+
 /// The deadline of a call, until this is dropped. A call inside another one has at most what the other one has left.
 #[derive(Debug)]
 #[must_use]

@@ -25,7 +25,9 @@ pub type Result<T, E = XlogError> = std::result::Result<T, E>;
 /// assert!(matches!(error, XlogError::BadDeviceSpec { .. }));
 /// assert!(error.to_string().contains("\"sim:-1\""));
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+///
+/// `{:?}` has the variant and the text: a `main` that returns it prints that.
+#[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XlogError {
     /// An operation of the runtime failed; the text says which and why. The cause, if it is typed, is the error's source.
@@ -129,6 +131,33 @@ impl From<StreamPoolError> for XlogError {
 impl From<ResourceError> for XlogError {
     fn from(error: ResourceError) -> Self {
         Self::Resource(error)
+    }
+}
+
+impl fmt::Debug for XlogError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // Its text is all it has.
+            Self::Kernel(text) => return f.debug_tuple("Kernel").field(text).finish(),
+            Self::Driver(error) => write!(f, "Driver({error:?})")?,
+            Self::StreamPool(error) => write!(f, "StreamPool({error:?})")?,
+            Self::Resource(error) => write!(f, "Resource({error:?})")?,
+            Self::BadDeviceSpec { spec, .. } => {
+                write!(f, "BadDeviceSpec {{ spec: {spec:?}, .. }}")?
+            }
+            Self::Open { spec, cause } => {
+                write!(f, "Open {{ spec: {spec:?}, cause: {cause:?} }}")?;
+            }
+            Self::UnknownStream { id } => write!(f, "UnknownStream {{ id: {id:?} }}")?,
+            Self::BadSetting { name, value, .. } => {
+                write!(f, "BadSetting {{ name: {name:?}, value: {value:?}, .. }}")?;
+            }
+            Self::LogInUse { path } => write!(f, "LogInUse {{ path: {path:?} }}")?,
+            Self::DifferentDevices { call, .. } => {
+                write!(f, "DifferentDevices {{ call: {call:?}, .. }}")?;
+            }
+        }
+        write!(f, ": {self}")
     }
 }
 

@@ -9,9 +9,12 @@
 //! is harmless, leaving open is not: an open use keeps its block from ever being freed.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
+use crate::device_runtime::graph::Graph;
 use crate::device_runtime::resource::{
     Access, BlockId, BlockState, ResourceError, ResourceResult, StreamId,
 };
@@ -54,8 +57,12 @@ pub struct LaunchRecorder {
     wanted: SmallVec<[Wanted; INLINE_USES]>,
     /// Memory that no runtime backs: how many buffers, and the address of the first.
     foreign: Option<(usize, u64)>,
+    /// Graphs that the launch runs.
+    graphs: SmallVec<[Graph; 1]>,
     skipped: usize,
     opened: Option<Opened>,
+    /// Buffers that show their address after preflight.
+    hidden: SmallVec<[Arc<AtomicBool>; INLINE_USES]>,
     /// A buffer that was named too late; told at the next call that can tell.
     late: Option<ResourceError>,
 }
@@ -74,6 +81,8 @@ struct Wanted {
 struct Opened {
     runtime: XlogDeviceRuntime,
     uses: Uses,
+    /// The capture that they were opened in.
+    capture: Option<u64>,
 }
 
 impl LaunchRecorder {
@@ -94,8 +103,10 @@ impl LaunchRecorder {
             strict,
             wanted: SmallVec::new(),
             foreign: None,
+            graphs: SmallVec::new(),
             skipped: 0,
             opened: None,
+            hidden: SmallVec::new(),
             late: None,
         }
     }
@@ -115,6 +126,28 @@ impl LaunchRecorder {
         self.add(slice, Access::ReadWrite)
     }
 
+    /// The launch runs a graph: it uses every block that the graph does, and follows what the graph follows outside.
+    ///
+    /// [`Graph::launch`] does this by itself. It is for graphs that other code launches. Between preflight and commit no other launch of the graph, or of one
+    /// that shares its arena, may be queued: two that are open at once are not ordered.
+    pub fn graph(&mut self, graph: &Graph) -> &mut Self {
+        if self.opened.is_some() {
+            self.late.get_or_insert_with(|| {
+                ResourceError::StreamMisuse(
+                    "a graph was named after preflight, so its launch is not ordered; name it before preflight".to_owned(),
+                )
+            });
+            return self;
+        }
+        let runtime = graph.runtime().address();
+        for &(block, access) in graph.uses() {
+            let order = self.wanted.len();
+            self.wanted.push(Wanted { block, access, runtime, order });
+        }
+        self.graphs.push(graph.clone());
+        self
+    }
+
     fn add<T>(&mut self, slice: &TrackedCudaSlice<T>, access: Access) -> &mut Self {
         if self.opened.is_some() {
             self.late.get_or_insert_with(|| {
@@ -128,6 +161,7 @@ impl LaunchRecorder {
         }
         match (slice.id(), slice.runtime()) {
             (Some(block), Some(runtime)) => {
+                self.hidden.extend(slice.shown().cloned());
                 let (order, runtime) = (self.wanted.len(), runtime.address());
                 self.wanted.push(Wanted { block, access, runtime, order });
             }
@@ -139,13 +173,11 @@ impl LaunchRecorder {
     }
 
     /// The stream of the launch.
-    #[must_use]
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
     /// How many buffers the last preflight of a permissive recorder passed over.
-    #[must_use]
     pub fn skipped(&self) -> usize {
         self.skipped
     }
@@ -164,10 +196,11 @@ impl LaunchRecorder {
             ));
         }
         let uses = self.tracked(runtime)?;
+        self.check_graphs(runtime)?;
         // Kept in the recorder while it grows, so that even a panic below closes what is open.
-        let opened = self
-            .opened
-            .insert(Opened { runtime: runtime.share(), uses: Uses::with_capacity(uses.len()) });
+        let capture = runtime.graphs().capture_number(self.stream)?;
+        let (runtime_share, open) = (runtime.share(), Uses::with_capacity(uses.len()));
+        let opened = self.opened.insert(Opened { runtime: runtime_share, uses: open, capture });
         for (block, access) in uses {
             if let Err(error) = runtime.prepare_block_use(block, self.stream, access) {
                 // The refusal is what the caller can act on.
@@ -175,6 +208,30 @@ impl LaunchRecorder {
                 return Err(error);
             }
             opened.uses.push((block, access));
+        }
+        self.wait_for_graphs(runtime).inspect_err(|_| {
+            let _ = self.close();
+        })?;
+        self.hidden.iter().for_each(|shown| shown.store(true, Ordering::Release));
+        Ok(())
+    }
+
+    /// Refuses to launch a graph on a stream that is being captured.
+    fn check_graphs(&self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
+        if self.graphs.is_empty() {
+            return Ok(());
+        }
+        let stream = runtime.stream_pool().raw(self.stream);
+        let stream = stream.ok_or_else(|| ResourceError::unknown_stream(self.stream))?;
+        Ok(stream.check_not_capturing("the launch of a graph")?)
+    }
+
+    /// Makes the stream wait for what the graphs follow outside.
+    fn wait_for_graphs(&self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
+        for graph in &self.graphs {
+            let stream = runtime.stream_pool().raw(self.stream);
+            let stream = stream.ok_or_else(|| ResourceError::unknown_stream(self.stream))?;
+            graph.wait_outside(stream.handle())?;
         }
         Ok(())
     }
@@ -285,8 +342,8 @@ impl LaunchRecorder {
     /// Closes what is open, once.
     fn close(&mut self) -> ResourceResult<()> {
         match self.opened.take() {
-            Some(Opened { runtime, uses }) if !uses.is_empty() => {
-                runtime.finish_block_uses(&uses, self.stream)
+            Some(Opened { runtime, uses, capture }) if !uses.is_empty() => {
+                runtime.finish_opened_uses(capture, &uses, self.stream)
             }
             _ => Ok(()),
         }
@@ -307,6 +364,7 @@ impl fmt::Debug for LaunchRecorder {
             .field("strict", &self.strict)
             .field("wanted", &self.wanted)
             .field("foreign", &self.foreign)
+            .field("graphs", &self.graphs)
             .field("open_uses", &self.opened.as_ref().map(|opened| &opened.uses))
             .field("late", &self.late)
             .finish()

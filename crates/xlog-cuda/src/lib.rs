@@ -80,6 +80,8 @@ mod pages {
     struct Cudarc;
     #[doc = include_str!("../../../docs/async.md")]
     struct Async;
+    #[doc = include_str!("../../../docs/graphs.md")]
+    struct Graphs;
     #[doc = include_str!("../../../docs/from-rmm.md")]
     struct FromRmm;
     #[doc = include_str!("../../../docs/from-pytorch.md")]

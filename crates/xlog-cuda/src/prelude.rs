@@ -11,8 +11,8 @@
 #[cfg(feature = "guard")]
 pub use crate::device_runtime::DebugGuardResource;
 pub use crate::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, DeviceMemoryResource, DirectCudaResource,
-    GlobalDeviceBudget, LoggingResource, PinnedBuffer, PinnedHostResource, PoolConfig,
+    Access, AllocTag, AsyncCudaResource, CaptureOptions, DeviceMemoryResource, DirectCudaResource,
+    GlobalDeviceBudget, Graph, LoggingResource, PinnedBuffer, PinnedHostResource, PoolConfig,
     PoolResource, ResourceKind, RuntimeConfig, StatisticsResource, StreamId, XlogDeviceRuntime,
 };
 pub use crate::{

@@ -15,18 +15,16 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-#[cfg(feature = "sim")]
-use xlog_driver::DriverError;
-use xlog_driver::{Driver, Gate, StreamHandle};
+use xlog_driver::{CaptureInfo, Driver, DriverError, DriverResult, Gate, StreamHandle};
 #[cfg(feature = "sim")]
 use xlog_sim::SimKernel;
 
-use crate::device_runtime::StreamId;
 use crate::device_runtime::stream_ids::IssuedId;
+use crate::device_runtime::{CaptureError, ResourceError, StreamId};
 use crate::{CudaDevice, Result, XlogError};
 
 pub use done::StreamDone;
-pub(crate) use raw::{Completion, RawStream};
+pub(crate) use raw::{CallGuard, Completion, RawStream, is_capture_refusal};
 
 /// A stream of one device, as [`StreamPool`](crate::device_runtime::StreamPool) hands it out.
 ///
@@ -74,13 +72,11 @@ impl DeviceStream {
     }
 
     /// The id under which the pool knows this stream.
-    #[must_use]
     pub fn id(&self) -> StreamId {
         self.id.id()
     }
 
     /// The device this stream belongs to.
-    #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.raw.device
     }
@@ -89,7 +85,6 @@ impl DeviceStream {
     ///
     /// It is valid as long as this object lives; it must not be destroyed. On CUDA it is the raw `CUstream`: from now on the stream is
     /// asked before each use whether it is being captured, as after [`DeviceStream::cu_stream`].
-    #[must_use]
     pub fn handle(&self) -> StreamHandle {
         self.raw.clock().header().mark_handle_escaped();
         self.raw.handle()
@@ -98,7 +93,6 @@ impl DeviceStream {
     /// The raw `CUstream`, for kernels launched by other libraries; `None` on the simulated devices.
     ///
     /// It is valid as long as this object lives; it must not be destroyed.
-    #[must_use]
     pub fn cu_stream(&self) -> Option<*mut c_void> {
         self.raw.clock().header().mark_handle_escaped();
         self.driver().raw_stream(self.raw.handle())
@@ -160,14 +154,12 @@ impl DeviceStream {
     /// Waits until everything queued on this stream has completed. Where this thread is the one that uses the stream, no later use waits
     /// for any of it.
     pub fn synchronize(&self) -> Result<()> {
-        self.raw
-            .with_own_tail(|driver| driver.stream_synchronize(self.raw.handle()).map(|()| true))?;
-        Ok(())
+        self.host_access("synchronize", RawStream::synchronize_queued)
     }
 
     /// True when everything queued on this stream has completed. Never waits.
     pub fn query(&self) -> Result<bool> {
-        Ok(self.raw.with_own_tail(|driver| driver.stream_query(self.raw.handle()))?)
+        self.host_access("query", RawStream::query)
     }
 
     /// Makes later work of this stream wait for all work queued on `other` so far. The host does not wait.
@@ -184,6 +176,9 @@ impl DeviceStream {
         if self.raw.handle() == other.raw.handle() {
             return Ok(());
         }
+        // Neither stream is captured by the runtime between the check and the wait.
+        let _entered = [self.raw.enter_call(), other.raw.enter_call()];
+        self.check_one_capture(other)?;
         let driver = self.driver();
         let event = driver.event_create()?;
         if other.raw.clock().header().handle_escaped() {
@@ -198,6 +193,47 @@ impl DeviceStream {
         let destroyed = unsafe { driver.event_destroy(event) };
         queued?;
         Ok(destroyed?)
+    }
+
+    /// Waits for the stream or queries it; one under capture, whose capture that would break, is refused.
+    fn host_access<T>(
+        &self,
+        call: &'static str,
+        ask: impl FnOnce(&RawStream) -> DriverResult<T>,
+    ) -> Result<T> {
+        ask(&self.raw).map_err(|error| match error {
+            DriverError::Invalid { call: refused, .. } if refused == call => {
+                ResourceError::from(CaptureError::HostAccess { call, stream: self.id() }).into()
+            }
+            other => other.into(),
+        })
+    }
+
+    /// Refuses a wait that would break a capture: of captured work for work outside, or for another capture.
+    fn check_one_capture(&self, other: &DeviceStream) -> Result<()> {
+        let may_be = |stream: &DeviceStream| stream.raw.clock().header().handle_escaped();
+        let either = may_be(self) || may_be(other);
+        let Some(graphs) = self.driver().graphs().filter(|_| either) else { return Ok(()) };
+        let info = |stream: &DeviceStream| match may_be(stream) {
+            true => graphs.capture_info(stream.raw.handle()),
+            false => Ok(None),
+        };
+        let (own, theirs, stream) = (info(self)?, info(other)?, self.id());
+        // Another thread is about to begin a capture there, or has just ended one.
+        let is_changing = |stream: &DeviceStream, info: &Option<CaptureInfo>| {
+            info.is_none() && stream.raw.clock().header().is_captured()
+        };
+        if is_changing(self, &own) || is_changing(other, &theirs) {
+            let refused = CaptureError::OtherCapture { stream, other: other.id().to_string() };
+            return Err(ResourceError::from(refused).into());
+        }
+        let Some(own) = own else { return Ok(()) };
+        let refused = match theirs {
+            Some(theirs) if theirs.id == own.id => return Ok(()),
+            Some(_) => CaptureError::OtherCapture { stream, other: other.id().to_string() },
+            None => CaptureError::OutsideWait { stream, other: other.id() },
+        };
+        Err(ResourceError::from(refused).into())
     }
 
     /// Queues a simulated kernel; [`DriverError::Unsupported`] on a device that is not simulated.

@@ -9,6 +9,7 @@
 #[path = "gpu/gpu.rs"]
 mod gpu;
 
+use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -169,16 +170,24 @@ fn streams_of_a_cold_pool_take_what_those_of_a_warm_one_take() {
             device.synchronize().unwrap();
         }
         let start = Instant::now();
+        let mut calls = String::new();
         for kernel in 0..KERNELS {
             let lease = &leases[kernel % STREAMS];
+            let call = Instant::now();
             let block = runtime.allocate(8, lease.id(), tag).unwrap();
+            let allocated = call.elapsed();
             // SAFETY: the block is live, and this is its own stream.
             unsafe { kernels.spin(lease, TICKS, block.ptr, 1).unwrap() };
+            let launched = call.elapsed();
             runtime.deallocate(block).unwrap();
+            let freed = call.elapsed() - launched;
+            let launched = launched - allocated;
+            write!(calls, " {allocated:?} + {launched:?} + {freed:?}").unwrap();
         }
         device.synchronize().unwrap();
         let time = start.elapsed();
         assert_eq!(pool.snapshot().paths.waited, 0, "a stream was made to wait for another");
+        println!("warm {warm}: {time:?}; allocation + launch + free:{calls}");
         time
     };
     round(true);

@@ -7,17 +7,23 @@
 //! Invariants:
 //! - A foreign handle is touched only in calls on the [`AdoptedStream`] that was made of it. Nothing about it is kept afterwards, so a handle
 //!   that the driver reuses is never taken for the stream before, and the legacy stream and a thread's default stream need no special care.
-//! - A captured stream is refused before anything is recorded on it.
+//! - A proxy is in the capture of its foreign stream, or neither is captured. A stream whose capture cannot be joined is refused before anything
+//!   is recorded on it.
 
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 
-use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
+use xlog_driver::{
+    CaptureStatus, DeviceKind, Driver, DriverError, DriverResult, EventHandle, StreamHandle,
+};
 
 use super::resource::{Access, ResourceError, StreamId};
 use super::stream_pool::{StreamLease, StreamPool};
 use crate::{DeviceRepr, GpuMemoryManager, Result, TrackedCudaSlice};
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
 
 /// A stream of another library, such as a `CUstream` of cudarc, for work that uses buffers of a runtime.
 ///
@@ -35,7 +41,9 @@ impl StreamPool {
     /// Adopts a stream of another library, until the returned object is dropped. Takes a lease for its proxy.
     ///
     /// On CUDA `stream` is a `CUstream`; null and the constants for the legacy stream and the thread's default stream are accepted. On the
-    /// simulated device it is the number of a [`StreamHandle`]. A stream that is being captured is refused.
+    /// simulated device it is the number of a [`StreamHandle`]. If other code captures it, the proxy joins the capture, and
+    /// [`XlogDeviceRuntime::join_capture`](super::XlogDeviceRuntime::join_capture) serves allocations and uses on it. Drop the returned object
+    /// before that capture ends.
     ///
     /// # Safety
     /// `stream` is a stream of this device's primary context, and is not destroyed before the returned object is dropped.
@@ -64,18 +72,65 @@ impl StreamPool {
         let driver = self.device().driver();
         // SAFETY: the caller promises that it is a stream of this device.
         let foreign = unsafe { driver.foreign_stream(stream)? };
-        check_not_capturing(&**driver, foreign)?;
+        let is_captured = joins_capture(&**driver, foreign)?;
         let proxy = self.lease()?;
         // A stream that waits for captured work joins the capture, and other code may capture the foreign stream.
         proxy.stream().raw().clock().header().mark_handle_escaped();
         let event = driver.event_create()?;
-        Ok(AdoptedStream { proxy, foreign, event, _of_this_thread: PhantomData })
+        let adopted = AdoptedStream { proxy, foreign, event, _of_this_thread: PhantomData };
+        if is_captured {
+            adopted.order(adopted.proxy.stream().raw().handle(), foreign)?;
+        }
+        Ok(adopted)
+    }
+}
+
+impl StreamPool {
+    /// Gives a stream of another library an id of this pool, for the life of the pool. Blocks can be allocated on it: work that the library
+    /// queues there needs no announcement, as on any block's own stream. It counts in no limit of the pool.
+    ///
+    /// It is for streams that are never destroyed, such as those of PyTorch; [`StreamPool::adopt`] is for all others. `stream` is as there, but
+    /// the constant for the thread's default stream names another stream in each thread, and is refused.
+    ///
+    /// # Safety
+    /// `stream` is a stream of this device's primary context, and is not destroyed while this pool, its leases or its handles live.
+    ///
+    /// ```
+    /// use xlog_cuda::driver::Driver;
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let runtime = XlogDeviceRuntime::open("sim")?;
+    /// let driver = runtime.device().driver().clone();
+    /// let stream = driver.stream_create(0)?; // of another library
+    /// // SAFETY: the stream is not destroyed.
+    /// let id = unsafe { runtime.stream_pool().enlist(stream.number() as *mut _)? };
+    /// let block = runtime.allocate(64, id, AllocTag("rows"))?;
+    /// // SAFETY: the block is live, and its own stream needs no announcement.
+    /// unsafe { driver.memset(block.ptr, 7, 64, stream)? };
+    /// runtime.deallocate(block)?;
+    /// assert!(runtime.device().races().is_empty());
+    /// # Ok::<(), XlogError>(())
+    /// ```
+    pub unsafe fn enlist(&self, stream: *mut c_void) -> Result<StreamId> {
+        let driver = self.device().driver();
+        if self.device().properties().kind == DeviceKind::Cuda && stream.addr() == PER_THREAD {
+            return Err(DriverError::invalid(
+                "enlist",
+                "the thread's default stream",
+                "a stream that is the same in every thread",
+            )
+            .into());
+        }
+        // SAFETY: the caller promises that it is a stream of this device.
+        let foreign = unsafe { driver.foreign_stream(stream)? };
+        // Also refuses a handle without a stream.
+        driver.stream_capture(foreign)?;
+        Ok(self.enlist_handle(foreign)?)
     }
 }
 
 impl AdoptedStream {
     /// The id that stands for this stream in recorders and copies.
-    #[must_use]
     pub fn id(&self) -> StreamId {
         self.proxy.id()
     }
@@ -84,7 +139,7 @@ impl AdoptedStream {
     ///
     /// Call it inside [`LaunchRecorder::run`](crate::LaunchRecorder::run), or between a preflight and its commit.
     pub fn run<R>(&self, work: impl FnOnce() -> Result<R>) -> Result<R> {
-        check_not_capturing(self.driver(), self.foreign)?;
+        self.check_one_capture()?;
         self.order(self.foreign, self.proxy.stream().raw().handle())?;
         let back = Rejoin(Some(self));
         let worked = work();
@@ -130,6 +185,23 @@ impl AdoptedStream {
         &**self.proxy.device().driver()
     }
 
+    /// Refuses work on a foreign stream that was captured, or whose capture has ended, since it was adopted.
+    fn check_one_capture(&self) -> Result<()> {
+        let Err(refused) = check_not_capturing(self.driver(), self.foreign) else { return Ok(()) };
+        match self.is_in_one_capture() {
+            true => Ok(()),
+            false => Err(refused),
+        }
+    }
+
+    /// Whether the proxy and the foreign stream belong to one capture.
+    fn is_in_one_capture(&self) -> bool {
+        let Some(graphs) = self.driver().graphs() else { return false };
+        let id = |stream| graphs.capture_info(stream).ok().flatten().map(|info| info.id);
+        let own = id(self.proxy.stream().raw().handle());
+        own.is_some() && own == id(self.foreign)
+    }
+
     /// Makes later work of `waiting` wait for what is queued on `other`.
     fn order(&self, waiting: StreamHandle, other: StreamHandle) -> DriverResult<()> {
         let driver = self.driver();
@@ -161,6 +233,15 @@ impl Drop for Rejoin<'_> {
     }
 }
 
+/// Whether other code captures the stream, in a way that a proxy can join.
+fn joins_capture(driver: &dyn Driver, stream: StreamHandle) -> Result<bool> {
+    let info = driver.graphs().map(|graphs| graphs.capture_info(stream)).transpose()?;
+    if info.flatten().is_some() {
+        return Ok(true);
+    }
+    check_not_capturing(driver, stream).map(|()| false)
+}
+
 fn check_not_capturing(driver: &dyn Driver, stream: StreamHandle) -> Result<()> {
     match driver.stream_capture(stream)? {
         CaptureStatus::None => Ok(()),
@@ -175,6 +256,10 @@ fn check_not_capturing(driver: &dyn Driver, stream: StreamHandle) -> Result<()> 
 
 impl Drop for AdoptedStream {
     fn drop(&mut self) {
+        if self.is_in_one_capture() {
+            // A capture ends well only if all its streams have joined again.
+            let _ = self.order(self.foreign, self.proxy.stream().raw().handle());
+        }
         // SAFETY: made by `adopt`, and not used any more.
         let _ = unsafe { self.driver().event_destroy(self.event) };
     }

@@ -7,16 +7,43 @@
 //! Invariant: the ledger counts at least the bytes that are charged. The meter does not join a ledger, and does not see memory that
 //! bypasses its resource.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use xlog_driver::sync::Mutex;
 use xlog_ledger::{Ledger, LedgerError, UNIT};
 
 use super::budget::{NAMED, OtherProcess, OtherUse};
 use super::resource::{PhysicalMeter, ResourceError, ResourceResult};
+use super::runtime::Listener;
+
+/// How long the driver may take to tear down a killed process.
+const TEARDOWN: Duration = Duration::from_secs(5);
+const TEARDOWN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Meters physical memory by the ledger that processes share. Give it to [`meter_physical`] of the lowest resource.
+///
+/// ```
+/// use std::sync::Arc;
+/// use xlog_cuda::CudaDevice;
+/// use xlog_cuda::device_runtime::{
+///     AllocTag, DeviceMemoryResource, DirectCudaResource, LedgerMeter, StreamId,
+/// };
+/// use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
+///
+/// # let directory = std::env::temp_dir().join(format!("xlog-meter-example-{}", std::process::id()));
+/// # std::fs::create_dir(&directory)?;
+/// let config = LedgerConfig::new(DeviceKey::new("sim-0")?).with_limit(1 << 30).with_directory(&directory);
+/// let meter = Arc::new(LedgerMeter::new(Arc::new(Ledger::open(config)?)));
+/// let direct = DirectCudaResource::new(Arc::new(CudaDevice::open("sim")?), 0);
+/// direct.meter_physical(meter.clone())?;
+/// let block = direct.allocate(1 << 20, StreamId::DEFAULT, AllocTag("rows"))?;
+/// assert!(meter.bytes() >= 1 << 20); // charged before the device was asked
+/// direct.deallocate(block)?;
+/// # std::fs::remove_dir_all(&directory)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// [`meter_physical`]: super::DeviceMemoryResource::meter_physical
 #[derive(Debug)]
@@ -24,6 +51,8 @@ pub struct LedgerMeter {
     ledger: Arc<Ledger>,
     state: Mutex<MeterState>,
     failed_releases: AtomicU64,
+    /// Runs while there is memory.
+    listener: OnceLock<Arc<Listener>>,
 }
 
 #[derive(Debug, Default)]
@@ -60,23 +89,29 @@ impl LedgerMeter {
             ledger,
             state: Mutex::new(MeterState::default()),
             failed_releases: AtomicU64::new(0),
+            listener: OnceLock::new(),
+        }
+    }
+
+    /// Starts `listener` when there is memory, from now on.
+    pub(super) fn start_with_memory(&self, listener: &Arc<Listener>) {
+        let _ = self.listener.set(listener.clone());
+        if self.bytes() > 0 {
+            listener.start();
         }
     }
 
     /// The ledger.
-    #[must_use]
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
     /// The charged bytes.
-    #[must_use]
     pub fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
 
     /// The number of releases that the ledger could not record. The first one is reported on standard error.
-    #[must_use]
     pub fn failed_releases(&self) -> u64 {
         self.failed_releases.load(Ordering::Relaxed)
     }
@@ -120,6 +155,9 @@ impl PhysicalMeter for LedgerMeter {
                     let surplus = state.surplus();
                     drop(state);
                     self.release_units(surplus);
+                    if let Some(listener) = self.listener.get() {
+                        listener.start();
+                    }
                     return Ok(());
                 }
                 (short, state.slack() + granted * UNIT)
@@ -146,15 +184,31 @@ impl PhysicalMeter for LedgerMeter {
         drop(state);
         self.release_units(surplus);
     }
+
+    fn relieve(&self, error: &ResourceError, limit: Duration) -> bool {
+        match error {
+            ResourceError::OutOfBudget { requested, .. } => {
+                self.ledger.press(*requested as u64, limit)
+            }
+            // The kernel ends the locks of a killed process before the driver has taken back all of its memory.
+            ResourceError::OutOfMemory { .. } if self.ledger.has_reclaimed_within(TEARDOWN) => {
+                std::thread::sleep(TEARDOWN_PAUSE.min(limit));
+                true
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Converts a refusal of the ledger to an error of a resource.
 fn refused(error: LedgerError, requested: usize, slack: u64) -> ResourceError {
     match error {
-        LedgerError::Full { available, .. } => ResourceError::OutOfBudget {
-            requested,
-            remaining: usize::try_from(available.saturating_add(slack)).unwrap_or(usize::MAX),
-        },
+        LedgerError::Full { available, .. } | LedgerError::OverQuota { available, .. } => {
+            ResourceError::OutOfBudget {
+                requested,
+                remaining: usize::try_from(available.saturating_add(slack)).unwrap_or(usize::MAX),
+            }
+        }
         other => ResourceError::Ledger(other.to_string()),
     }
 }
@@ -171,7 +225,14 @@ pub(crate) fn other_use(ledger: &Ledger) -> Option<(OtherUse, Vec<OtherProcess>)
         sum.bytes = sum.bytes.saturating_add(bytes);
         sum.processes += usize::from(slot.alive);
         if slot.alive {
-            others.push(OtherProcess { pid: slot.pid, name: slot.name, bytes });
+            others.push(OtherProcess {
+                pid: slot.pid,
+                name: slot.name,
+                bytes,
+                cached: slot.memory.map(|memory| size(memory.cached)),
+                pending: slot.memory.map(|memory| size(memory.pending)),
+                has_answered: slot.memory.is_none_or(|memory| memory.has_answered),
+            });
         }
     }
     others.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.pid.cmp(&b.pid)));

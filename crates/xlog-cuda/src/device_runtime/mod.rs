@@ -9,6 +9,7 @@ pub mod budget;
 #[cfg(feature = "guard")]
 pub mod debug_guard;
 pub mod direct;
+pub mod graph;
 #[cfg(feature = "ledger")]
 pub mod ledger;
 pub mod logging;
@@ -36,13 +37,14 @@ pub use debug_guard::{
     GuardPostMortem, GuardReport, NearbyBlock, PagePlacement,
 };
 pub use direct::DirectCudaResource;
+pub use graph::{CaptureError, CaptureMode, CaptureOptions, CaptureScope, Graph, JoinedCapture};
 #[cfg(feature = "ledger")]
 pub use ledger::LedgerMeter;
 #[cfg(feature = "trace")]
 pub use logging::{BinarySink, CsvSink};
 pub use logging::{
     InMemorySink, LogAction, LogRecord, LogResult, LoggingResource, LoggingSink, NullSink,
-    QueryScope, ServedBy, SinkError,
+    QueryScope, ServedBy, SinkError, StackId,
 };
 pub use ordering::EventPolicy;
 pub use pinned_host::{PinnedBuffer, PinnedHostResource};
@@ -52,14 +54,15 @@ pub use pool::{
 };
 pub use resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
-    ResourceStatistics, StreamId,
+    Generation, GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome,
+    ResourceResult, ResourceStatistics, SegmentRange, SegmentWatcher, StreamId,
 };
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,
     Layer, LeakReport, LedgerPreview, LedgerSetting, LedgerStatus, LimitPreview,
-    MAX_DEVICE_ORDINALS, RESOURCE_VARIABLE, ResourceKind, RuntimeConfig, SANITIZER_VARIABLE,
-    XlogDeviceRuntime, check_log, open_log, set_failed_free_handler, set_leak_handler,
+    MAX_DEVICE_ORDINALS, QUOTA_NAME_VARIABLE, QUOTA_VARIABLE, RESOURCE_VARIABLE, ResourceKind,
+    RuntimeConfig, SANITIZER_VARIABLE, STACKS_VARIABLE, XlogDeviceRuntime, check_log, open_log,
+    set_failed_free_handler, set_leak_handler,
 };
 pub use statistics::{
     Backtraces, LiveBlock, LiveReport, Statistics, StatisticsConfig, StatisticsResource,

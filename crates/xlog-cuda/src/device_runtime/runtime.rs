@@ -16,22 +16,24 @@ mod config;
 mod core;
 #[cfg(feature = "trace")]
 mod exit;
+mod idle_returns;
 #[cfg(feature = "ledger")]
 mod ledger_join;
 #[cfg(not(feature = "ledger"))]
 #[path = "runtime/no_ledger.rs"]
 mod ledger_join;
+#[cfg(feature = "ledger")]
+mod ledger_listener;
+mod limit_changes;
 mod limits;
 mod log_file;
 mod refusal;
 mod report;
 mod stack;
 mod table;
-#[cfg(feature = "ledger")]
-mod tag_publisher;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 #[cfg(feature = "ledger")]
 use xlog_ledger::Snapshot;
@@ -40,16 +42,18 @@ use self::core::{Instrumentation, RuntimeCore, mismatch};
 use super::budget::{BudgetHandle, EffectiveLimit};
 #[cfg(feature = "guard")]
 use super::debug_guard::GuardHandle;
+use super::graph::{Detour, GraphRegistry};
 #[cfg(feature = "ledger")]
 use super::ledger::LedgerMeter;
+use super::logging::is_logging;
 use super::resource::{DeviceMemoryResource, Seal};
 use super::statistics::Statistics;
 use super::stream_pool::StreamPool;
 use crate::{CudaDevice, Result};
 
 pub use config::{
-    BUDGET_VARIABLE, GUARD_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, RESOURCE_VARIABLE,
-    RuntimeConfig, SANITIZER_VARIABLE,
+    BUDGET_VARIABLE, GUARD_VARIABLE, LEDGER_VARIABLE, LOG_VARIABLE, QUOTA_NAME_VARIABLE,
+    QUOTA_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig, SANITIZER_VARIABLE, STACKS_VARIABLE,
 };
 pub use config::{GuardSetting, Layer, LedgerSetting, ResourceKind};
 pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
@@ -58,6 +62,8 @@ pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handl
 
 #[cfg(all(feature = "sim", feature = "trace"))]
 pub(crate) use exit::watch_races;
+#[cfg(feature = "ledger")]
+pub(crate) use ledger_listener::Listener;
 pub(crate) use refusal::Asked;
 #[cfg(any(feature = "ledger", feature = "guard"))]
 pub(crate) use report::print_line;
@@ -86,12 +92,13 @@ pub struct XlogDeviceRuntime {
 }
 
 impl XlogDeviceRuntime {
-    /// Opens a device, `"cuda:N"`, `"sim"` or `"sim:SEED"`, and builds an unshared runtime on it by [`RuntimeConfig::default`].
+    /// Opens a device, `"cuda:N"`, `"sim"` or `"sim:SEED"`, and builds an unshared runtime on it by [`RuntimeConfig::default`], with the
+    /// ledger and the quota that the environment gives the process ([`RuntimeConfig::with_quota_from_environment`]).
     ///
     /// Another text is [`XlogError::BadDeviceSpec`](crate::XlogError::BadDeviceSpec), which lists what is accepted.
     /// [`RuntimeConfig::open`] takes settings.
     pub fn open(spec: &str) -> Result<Arc<Self>> {
-        RuntimeConfig::default().with_device(spec.parse()?).open()
+        RuntimeConfig::default().with_device(spec.parse()?).with_quota_from_environment()?.open()
     }
 
     /// A runtime of these parts, outside the process-wide table.
@@ -128,15 +135,27 @@ impl XlogDeviceRuntime {
         resource: Box<dyn DeviceMemoryResource + Send + Sync>,
         instrumentation: Option<Instrumentation>,
     ) -> Self {
+        let mismatch = mismatch(&device, ordinal, &stream_pool, &*resource);
+        let is_trusted = resource.is_trusted(Seal(()));
+        let resource: Arc<dyn DeviceMemoryResource + Send + Sync> = Arc::from(resource);
+        let detour = if mismatch.is_some() { Detour::MISMATCH } else { 0 }
+            | if is_logging() { Detour::LOG } else { 0 };
+        let graphs =
+            GraphRegistry::new(detour, resource.clone(), device.clone(), stream_pool.clone());
+        let graphs = Arc::new(graphs);
         let core = Arc::new(RuntimeCore {
-            mismatch: mismatch(&device, ordinal, &stream_pool, &*resource),
-            is_trusted: resource.is_trusted(Seal(())),
-            resource: Arc::from(resource),
+            graphs,
+            mismatch,
+            is_trusted,
+            resource,
             device,
             ordinal,
             stream_pool,
             instrumentation,
+            idle_returns: OnceLock::new(),
         });
+        core.listen();
+        limit_changes::follow(&core);
         #[cfg(feature = "trace")]
         exit::watch(&core);
         Self { core }
@@ -203,43 +222,36 @@ impl XlogDeviceRuntime {
     }
 
     /// The number of the device.
-    #[must_use]
     pub fn device_ordinal(&self) -> u32 {
         self.core.ordinal
     }
 
     /// The device.
-    #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.core.device
     }
 
     /// The streams that ids of this runtime name.
-    #[must_use]
     pub fn stream_pool(&self) -> &Arc<StreamPool> {
         &self.core.stream_pool
     }
 
     /// The top of the memory stack.
-    #[must_use]
     pub fn resource(&self) -> &dyn DeviceMemoryResource {
         &*self.core.resource
     }
 
     /// The budget over everything; `None` for a runtime that was composed of parts.
-    #[must_use]
     pub fn budget(&self) -> Option<&BudgetHandle> {
         self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.budget)
     }
 
     /// The memory in use by tag, stream and query; `None` for a runtime that was composed of parts.
-    #[must_use]
     pub fn usage(&self) -> Option<&Statistics> {
         self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.statistics)
     }
 
     /// The state of this runtime's ledger.
-    #[must_use]
     pub fn ledger(&self) -> &LedgerStatus {
         self.core
             .instrumentation
@@ -256,7 +268,6 @@ impl XlogDeviceRuntime {
 
     /// The meter that counts this runtime's physical bytes in the ledger; `None` without a ledger.
     #[cfg(feature = "ledger")]
-    #[must_use]
     pub fn ledger_meter(&self) -> Option<&Arc<LedgerMeter>> {
         self.core.instrumentation.as_ref()?.ledger.meter()
     }
@@ -265,27 +276,37 @@ impl XlogDeviceRuntime {
     ///
     /// The ledger's limit is the current one. The budget keeps the limit that it was built with until
     /// [`XlogDeviceRuntime::refresh_limit`]; physical bytes obey the ledger at once.
-    #[must_use]
     pub fn effective_limit(&self) -> Option<EffectiveLimit> {
-        let instrumentation = self.core.instrumentation.as_ref()?;
-        Some(instrumentation.capacity.with_ledger(instrumentation.ledger.limit()))
+        self.core.effective_limit()
     }
 
-    /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed.
+    /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed. A limit that
+    /// [`BudgetHandle::set_limit`] has set is forgotten.
     pub fn refresh_limit(&self) -> Option<EffectiveLimit> {
-        let limit = self.effective_limit()?;
-        self.budget()?.set_limit(limit.bytes());
-        Some(limit)
+        limit_changes::refresh(&self.core, false)
+    }
+
+    /// Refreshes the limits of all runtimes of this process that were built by configuration, after the quota of the process was
+    /// changed. Returns their number.
+    ///
+    /// Blocks of each runtime are limited to its [`effective_limit`](Self::effective_limit) from now on, also blocks in memory that it has
+    /// cached; cached memory above that limit is returned to the device, after a wait of up to a second for its work. A lower limit that [`BudgetHandle::set_limit`] has set stays.
+    pub fn refresh_all_limits() -> usize {
+        limit_changes::refresh_all()
     }
 
     /// The guard, for its checks and reports; `None` without a guard, or for a runtime that was composed of parts.
     #[cfg(feature = "guard")]
-    #[must_use]
     pub fn guard(&self) -> Option<&GuardHandle> {
         self.core
             .instrumentation
             .as_ref()
             .and_then(|instrumentation| instrumentation.guard.as_ref())
+    }
+
+    /// Captures and graphs of this runtime.
+    pub(crate) fn graphs(&self) -> &GraphRegistry {
+        &self.core.graphs
     }
 
     /// Returns another handle on this runtime.

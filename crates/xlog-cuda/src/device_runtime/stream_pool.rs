@@ -15,6 +15,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use xlog_driver::{DriverResult, StreamHandle};
+
 use super::StreamId;
 use super::ordering::clock::clock_headers::ClockHeaders;
 use super::stream_table::{Holder, StreamTable};
@@ -181,26 +183,27 @@ impl StreamPool {
         self.table.headers()
     }
 
+    /// Gives a stream of other code an id; see [`StreamPool::enlist`].
+    pub(super) fn enlist_handle(&self, handle: StreamHandle) -> DriverResult<StreamId> {
+        Ok(self.table.enlist(handle)?.id())
+    }
+
     /// The number of leased streams, without the default one.
-    #[must_use]
     pub fn non_default_len(&self) -> usize {
         self.table.leased()
     }
 
     /// The maximum number of leased streams, without the default one.
-    #[must_use]
     pub fn max_streams(&self) -> usize {
         self.table.max_streams()
     }
 
     /// The number of this pool, unique in the process; messages name the pool by it.
-    #[must_use]
     pub fn number(&self) -> u64 {
         self.table.number()
     }
 
     /// The device of these streams.
-    #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         self.table.device()
     }
@@ -274,13 +277,11 @@ pub struct StreamLease {
 
 impl StreamLease {
     /// The id under which the pool resolves this stream while the lease lives.
-    #[must_use]
     pub fn id(&self) -> StreamId {
         self.stream.id()
     }
 
     /// A handle that may outlive the lease.
-    #[must_use]
     pub fn stream(&self) -> &Arc<DeviceStream> {
         &self.stream
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use xlog_driver::sync::Mutex;
-use xlog_driver::{DriverError, DriverResult};
+use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
 use super::ordering::block::slab::Slab;
 use super::ordering::clock::clock_headers::{ClockHeaderRef, ClockHeaders};
@@ -41,6 +41,8 @@ static MADE: AtomicU64 = AtomicU64::new(0);
 pub(super) enum Holder {
     Caller,
     Lease,
+    /// An enlisted stream is never released.
+    Pool,
 }
 
 /// A leased stream.
@@ -281,7 +283,7 @@ impl StreamTable {
         let mut from = 0;
         while let Some((turn, raw)) = self.take_candidate(from, priority) {
             // No thread can make a handle of it while it is here, so the slot and this one stay the only owners.
-            if Arc::strong_count(&raw) == 2 && raw.is_done() {
+            if Arc::strong_count(&raw) == 2 && raw.is_unused() {
                 return Ok(raw);
             }
             self.state.lock().released.insert(turn, raw);
@@ -308,6 +310,27 @@ impl StreamTable {
     }
 
     fn make(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
+        self.make_with(|slot, header| {
+            RawStream::create(self.device.clone(), priority, slot, header)
+        })
+    }
+
+    /// Gives a stream of other code an id, for as long as the table lives.
+    pub(super) fn enlist(&self, handle: StreamHandle) -> DriverResult<Arc<DeviceStream>> {
+        let raw = self.make_with(|slot, header| {
+            Ok(RawStream::enlisted(self.device.clone(), handle, slot, header))
+        })?;
+        raw.clock().header().mark_handle_escaped();
+        let stream = Arc::new(DeviceStream::new(IssuedId::issue(), raw));
+        let entry = LeasedStream { stream: stream.clone(), holder: Holder::Pool };
+        self.shard(stream.id()).lock().insert(stream.id(), entry);
+        Ok(stream)
+    }
+
+    fn make_with(
+        &self,
+        make: impl FnOnce(u32, ClockHeaderRef) -> DriverResult<RawStream>,
+    ) -> DriverResult<Arc<RawStream>> {
         let taken = self.slots.allocate();
         let taken = taken
             .and_then(|(slot, at)| Some((slot, at, ClockHeaderRef::new(&self.headers, slot)?)));
@@ -315,7 +338,7 @@ impl StreamTable {
             let accepted = "at most 65536 driver streams of one pool";
             return Err(DriverError::invalid("stream_create", "one more stream", accepted));
         };
-        match RawStream::create(self.device.clone(), priority, slot, header) {
+        match make(slot, header) {
             Ok(raw) => {
                 let at = self.inline.get(slot as usize).unwrap_or(at);
                 Ok(at.get_or_init(|| Arc::new(raw)).clone())

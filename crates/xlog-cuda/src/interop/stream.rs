@@ -73,25 +73,21 @@ impl CudarcStream {
     }
 
     /// The stream as cudarc knows it.
-    #[must_use]
     pub fn cudarc(&self) -> &Arc<CudaStream> {
         &self.lent
     }
 
     /// The context as cudarc knows it, to load modules in.
-    #[must_use]
     pub fn context(&self) -> &Arc<CudaContext> {
         self.lent.context()
     }
 
     /// The stream as the runtime knows it.
-    #[must_use]
     pub fn stream(&self) -> &Arc<DeviceStream> {
         &self.stream
     }
 
     /// The id of the stream, for a [`LaunchRecorder`](crate::LaunchRecorder).
-    #[must_use]
     pub fn id(&self) -> StreamId {
         self.stream.id()
     }

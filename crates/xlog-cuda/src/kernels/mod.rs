@@ -44,13 +44,11 @@ impl KernelImage {
     }
 
     /// The name of its source, without the extension.
-    #[must_use]
     pub const fn name(&self) -> &'static str {
         self.name
     }
 
     /// The PTX.
-    #[must_use]
     pub const fn ptx(&self) -> &'static CStr {
         self.ptx
     }

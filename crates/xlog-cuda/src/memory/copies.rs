@@ -3,12 +3,14 @@
 //! Each call prepares the use, queues the copy and closes the use, also when the copy fails. A resource that tracks no uses
 //! can only be used on the buffer's own stream, where order needs no help. Either way the resource checks that the buffer's block is the
 //! live one at its address, and keeps it while the copy is queued: safe code can copy a block and free it ([`BlockUse`]).
-//! A stream under capture is refused: the copy would become a node of a graph, and run when no use is open.
+//! Inside a capture of the runtime, fills and copies on the device are recorded, and the host's copies are refused. A stream that other code captures
+//! is refused: the copy would become a node of a graph, and run when no use is open.
 
 use std::slice;
 use std::sync::Arc;
 
 use super::{BlockUse, DeviceRepr, DeviceView, DeviceViewMut, TrackedCudaSlice};
+use crate::device_runtime::graph::CaptureError;
 use crate::device_runtime::resource::{Access, ResourceError, StreamId};
 use crate::{DeviceStream, Result};
 
@@ -75,9 +77,10 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
     pub fn copy_from_slice_on(&mut self, src: &[T], stream: StreamId) -> Result<()> {
         let dst = self.as_view();
         same_len("a host slice", src.len(), dst.len())?;
+        refuse_capture(dst, stream, "a copy from the host")?;
         ordered(dst, stream, Access::Write, |stream| {
             // SAFETY: the range is in a buffer that is live until it is dropped, and then freed in the order of the use opened here.
-            unsafe { stream.copy_htod(dst.ptr(), bytes_of(src)) }
+            unsafe { stream.copy_htod(dst.address(), bytes_of(src)) }
         })
     }
 
@@ -107,7 +110,7 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
         ordered(src, stream, Access::Read, |_| {
             ordered(dst, stream, Access::Write, |stream| {
                 // SAFETY: two buffers, as for the copy from the host: the destination is borrowed mutably, so they do not overlap.
-                unsafe { stream.copy_dtod(dst.ptr(), src.ptr(), dst.size_bytes()) }
+                unsafe { stream.copy_dtod(dst.address(), src.address(), dst.size_bytes()) }
             })
         })
     }
@@ -117,7 +120,7 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
         let dst = self.as_view();
         ordered(dst, dst.stream(), Access::Write, |stream| {
             // SAFETY: as for the copy from the host.
-            unsafe { stream.memset(dst.ptr(), value, dst.size_bytes()) }
+            unsafe { stream.memset(dst.address(), value, dst.size_bytes()) }
         })
     }
 }
@@ -131,9 +134,10 @@ impl<T: DeviceRepr> DeviceView<'_, T> {
     /// [`DeviceView::copy_to_slice`] on another stream of the runtime.
     pub fn copy_to_slice_on(self, dst: &mut [T], stream: StreamId) -> Result<()> {
         same_len("a host slice", dst.len(), self.len())?;
+        refuse_capture(self, stream, "a copy to the host")?;
         ordered(self, stream, Access::Read, |stream| {
             // SAFETY: the range is in a buffer that is borrowed until the copy is done.
-            unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.ptr()) }
+            unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.address()) }
         })
     }
 
@@ -163,6 +167,20 @@ fn same_len(what: &str, len: usize, wanted: usize) -> Result<()> {
     .into())
 }
 
+/// Refuses a copy between the host and the device inside a capture of the runtime: it would not run now.
+fn refuse_capture<T: DeviceRepr>(
+    view: DeviceView<'_, T>,
+    stream: StreamId,
+    call: &'static str,
+) -> Result<()> {
+    match view.buffer().runtime() {
+        Some(runtime) if view.size_bytes() > 0 && runtime.graphs().is_capturing(stream)? => {
+            Err(ResourceError::from(CaptureError::HostAccess { call, stream }).into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Runs `work` as one use of the view's buffer on `stream`; an empty view has none.
 fn ordered<T: DeviceRepr>(
     view: DeviceView<'_, T>,
@@ -177,12 +195,14 @@ fn ordered<T: DeviceRepr>(
     else {
         return Err(ResourceError::StreamMisuse(format!(
             "no runtime backs the slice at {:#x}, so a copy of it cannot be ordered",
-            view.ptr()
+            view.address()
         ))
         .into());
     };
     let queue = runtime.stream_pool().try_resolve(stream)?;
-    queue.raw().check_not_capturing("a copy or a fill of a buffer")?;
+    if !runtime.graphs().is_capturing(stream)? {
+        queue.raw().check_not_capturing("a copy or a fill of a buffer")?;
+    }
     let block_use = BlockUse { resource: runtime.checked()?, block, stream, queue: &queue, access };
     if runtime.supports_block_use_tracking() {
         return block_use.run(|| work(&queue));

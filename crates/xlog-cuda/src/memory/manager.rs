@@ -37,13 +37,19 @@ pub struct GpuMemoryManager {
     runtime: Arc<XlogDeviceRuntime>,
     account: Arc<Account>,
     stream: StreamId,
+    is_tracked_only: bool,
 }
 
 impl GpuMemoryManager {
     /// A manager without a limit, on the default stream.
     #[must_use]
     pub fn with_runtime(runtime: Arc<XlogDeviceRuntime>) -> Self {
-        Self { runtime, account: Arc::new(Account::new()), stream: StreamId::DEFAULT }
+        Self {
+            runtime,
+            account: Arc::new(Account::new()),
+            stream: StreamId::DEFAULT,
+            is_tracked_only: false,
+        }
     }
 
     /// Sets the limit of this manager and its clones. `usize::MAX` is none.
@@ -61,14 +67,41 @@ impl GpuMemoryManager {
         Self { stream, ..self.clone() }
     }
 
-    /// The runtime.
+    /// This manager for buffers whose every use is recorded: by a [`LaunchRecorder`](crate::LaunchRecorder), or by the copies of
+    /// the buffer. Limit and counters are the same.
+    ///
+    /// Such a buffer may get memory that a stream still works on. No stream waits at the allocation. The first use waits for that
+    /// work, and mostly its stream is ordered after it already. So the host may run ahead of its streams, and a pool does not grow
+    /// for it. The buffer shows its address ([`TrackedCudaSlice::ptr`]) once a preflight has prepared a use of it. The address in
+    /// [`TrackedCudaSlice::id`] is an identity, and not for work.
+    ///
+    /// ```
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let runtime = XlogDeviceRuntime::open("sim")?;
+    /// let memory = GpuMemoryManager::with_runtime(runtime.clone()).tracked_only();
+    /// let buffer = memory.alloc::<u8>(64)?;
+    /// assert_eq!(buffer.ptr(), 0);
+    /// let mut recorder = LaunchRecorder::new_strict(buffer.stream());
+    /// recorder.write(&buffer);
+    /// // SAFETY: the buffer is live, and the recorder orders the fill.
+    /// recorder.run(&runtime, |stream| unsafe { stream.memset(buffer.ptr(), 7, 64) })?;
+    /// assert_eq!(buffer.to_vec()?, [7; 64]);
+    /// # Ok::<(), xlog_cuda::XlogError>(())
+    /// ```
     #[must_use]
+    pub fn tracked_only(&self) -> Self {
+        // Without hooks the first use would wait for nothing.
+        let is_tracked_only = self.runtime.supports_block_use_tracking();
+        Self { is_tracked_only, ..self.clone() }
+    }
+
+    /// The runtime.
     pub fn runtime(&self) -> &Arc<XlogDeviceRuntime> {
         &self.runtime
     }
 
     /// The stream that allocations are ordered on.
-    #[must_use]
     pub fn stream(&self) -> StreamId {
         self.stream
     }
@@ -121,7 +154,8 @@ impl GpuMemoryManager {
     pub fn reserve_bytes(&self, bytes: usize) -> Result<Reservation> {
         let asked = self.asked(bytes, RESERVED);
         self.charge(asked)?;
-        let reserved = self.runtime.checked().and_then(|resource| resource.reserve_budget(bytes));
+        let reserved =
+            self.runtime.allocate_at(asked.site, |resource| resource.reserve_budget(bytes));
         let budget = reserved.inspect_err(|error| {
             self.account.discharge(bytes);
             self.runtime.complete_report(error, asked);
@@ -161,16 +195,17 @@ impl GpuMemoryManager {
         if bytes == 0 {
             return Ok(RawBlock::empty(align.max(MIN_ALIGN), self.stream));
         }
-        let resource = self.runtime.checked()?;
-        let block = match align {
+        let block = self.runtime.allocate_at(Location::caller(), |resource| match align {
+            _ if self.is_tracked_only => resource.allocate_tracked(bytes, align, self.stream, tag),
             0..=MIN_ALIGN => resource.allocate(bytes, self.stream, tag),
             _ => resource.allocate_aligned(bytes, align, self.stream, tag),
-        };
+        });
         if let Err(error) = &block {
             self.runtime.complete_report(error, self.asked(bytes, tag));
         }
         let block = self.runtime.checked_block(block?, bytes)?;
-        Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
+        let raw = RawBlock::owning(block, bytes, &self.runtime, &self.account);
+        Ok(if self.is_tracked_only { raw.hidden() } else { raw })
     }
 
     /// [`GpuMemoryManager::alloc_charged`] out of bytes that the runtime's budget has set aside.
@@ -182,8 +217,9 @@ impl GpuMemoryManager {
         align: usize,
         tag: AllocTag,
     ) -> Result<RawBlock> {
-        let resource = self.runtime.checked()?;
-        let block = resource.allocate_reserved(budget, bytes, align, self.stream, tag);
+        let block = self.runtime.allocate_at(Location::caller(), |resource| {
+            resource.allocate_reserved(budget, bytes, align, self.stream, tag)
+        });
         if let Err(error) = &block {
             self.runtime.complete_report(error, self.asked(bytes, tag));
         }
@@ -209,9 +245,12 @@ impl GpuMemoryManager {
         if bytes == 0 {
             return self.alloc(len);
         }
-        self.charge(self.asked(bytes, AllocTag("adopted")))?;
+        let asked = self.asked(bytes, AllocTag("adopted"));
+        self.charge(asked)?;
         let stand_in = || -> Result<DeviceBlock> {
-            let block = self.runtime.checked()?.allocate(1, self.stream, AllocTag("adopted"))?;
+            let block = self.runtime.allocate_at(asked.site, |resource| {
+                resource.allocate(1, asked.stream, asked.tag)
+            })?;
             let block = self.runtime.checked_block(block, 1)?;
             let theirs = DeviceBlock { ptr, bytes, ..block };
             if check_memory(self.runtime.device(), &theirs, bytes).is_ok() {
@@ -230,49 +269,41 @@ impl GpuMemoryManager {
     }
 
     /// The limit; `None` without one.
-    #[must_use]
     pub fn limit(&self) -> Option<usize> {
         self.account.limit()
     }
 
     /// Bytes that could be asked for within the limit now.
-    #[must_use]
     pub fn remaining_bytes(&self) -> usize {
         self.account.remaining()
     }
 
     /// Bytes of the buffers that are alive.
-    #[must_use]
     pub fn allocated_bytes(&self) -> usize {
         self.account.allocated.load(Relaxed)
     }
 
     /// Bytes set aside and not yet allocated.
-    #[must_use]
     pub fn reserved_bytes(&self) -> usize {
         self.account.reserved.load(Relaxed)
     }
 
     /// The peak of [`GpuMemoryManager::allocated_bytes`].
-    #[must_use]
     pub fn peak_bytes(&self) -> usize {
         self.account.peak.load(Relaxed)
     }
 
     /// Buffers that are alive, empty ones not counted.
-    #[must_use]
     pub fn live_allocations(&self) -> usize {
         self.account.live.load(Relaxed)
     }
 
     /// Buffers that were ever made, empty ones not counted.
-    #[must_use]
     pub fn total_allocations(&self) -> u64 {
         self.account.total.load(Relaxed)
     }
 
     /// Buffers that were dropped and that the runtime failed to free.
-    #[must_use]
     pub fn failed_frees(&self) -> u64 {
         self.account.failed_frees.load(Relaxed)
     }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::account::Account;
 use super::slice::TrackedCudaSlice;
@@ -34,6 +35,8 @@ pub struct RawBlock {
     stream: StreamId,
     /// `None` for an empty block and for foreign memory.
     owned: Option<Owned>,
+    /// Set for a block of a manager that is tracked only: whether its address may be seen.
+    shown: Option<Arc<AtomicBool>>,
 }
 
 /// A block and whom to return it to. Its charge in the account is the `bytes` beside it.
@@ -57,17 +60,34 @@ impl RawBlock {
             bytes,
             stream: block.alloc_stream,
             owned: Some(Owned { block, runtime: runtime.share(), account: account.clone() }),
+            shown: None,
         }
+    }
+
+    /// Hides the address until a recorder has prepared a use of the block.
+    pub(super) fn hidden(mut self) -> Self {
+        self.shown = Some(Arc::default());
+        self
+    }
+
+    /// What shows the address, if it is hidden until a use is prepared.
+    pub(super) fn shown(&self) -> Option<&Arc<AtomicBool>> {
+        self.shown.as_ref()
+    }
+
+    /// The device address, also of a block that hides it.
+    pub(super) fn address(&self) -> u64 {
+        self.ptr
     }
 
     /// No memory: an address that is aligned, not null, and never used.
     pub(super) fn empty(align: usize, stream: StreamId) -> Self {
-        Self { ptr: align as u64, bytes: 0, stream, owned: None }
+        Self { ptr: align as u64, bytes: 0, stream, owned: None, shown: None }
     }
 
     /// Foreign memory, which its owner frees.
     pub(super) fn foreign(ptr: u64, bytes: usize) -> Self {
-        Self { ptr, bytes, stream: StreamId::DEFAULT, owned: None }
+        Self { ptr, bytes, stream: StreamId::DEFAULT, owned: None, shown: None }
     }
 
     /// Makes the block stand for foreign memory: its uses are uses of that memory.
@@ -86,10 +106,13 @@ impl RawBlock {
         self.owned.as_ref().map(|owned| &owned.runtime)
     }
 
-    /// The device address; for an empty block some aligned address that is not null.
-    #[must_use]
+    /// The device address; for an empty block some aligned address that is not null. 0 for a block of
+    /// [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) before its first preflight.
     pub fn ptr(&self) -> u64 {
-        self.ptr
+        match &self.shown {
+            Some(shown) if !shown.load(Ordering::Acquire) => 0,
+            _ => self.ptr,
+        }
     }
 
     /// The address where it is kept, for launches that copy their arguments from there.
@@ -99,25 +122,21 @@ impl RawBlock {
     }
 
     /// The bytes asked for. The block may have more.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The stream it was allocated on and is freed on.
-    #[must_use]
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
     /// The runtime's block; `None` where there is none: an empty block, or memory that no runtime backs.
-    #[must_use]
     pub fn runtime_block(&self) -> Option<&DeviceBlock> {
         self.owned.as_ref().map(|owned| &owned.block)
     }
 
     /// The identity of the runtime's block.
-    #[must_use]
     pub fn id(&self) -> Option<BlockId> {
         self.runtime_block().map(BlockId::from_block)
     }

@@ -48,7 +48,6 @@ impl Reservation {
     }
 
     /// Bytes that are left.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }

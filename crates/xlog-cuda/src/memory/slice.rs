@@ -6,6 +6,8 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::{DeviceRepr, RawBlock};
 use crate::Result;
@@ -39,43 +41,49 @@ impl<T> TrackedCudaSlice<T> {
     }
 
     /// How many elements it has.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// True when it has no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The size of its elements in bytes.
-    #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.raw.bytes()
     }
 
     /// The device address; for an empty buffer some aligned address that is not null.
-    #[must_use]
+    ///
+    /// 0 for a buffer of [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) until a recorder's preflight has
+    /// prepared a use of it.
     pub fn ptr(&self) -> u64 {
         self.raw.ptr()
     }
 
+    /// The device address, also of a buffer that hides it. The caller works on it only within a prepared use.
+    pub(crate) fn address(&self) -> u64 {
+        self.raw.address()
+    }
+
+    /// What shows the address, if it is hidden until a use is prepared.
+    pub(crate) fn shown(&self) -> Option<&Arc<AtomicBool>> {
+        self.raw.shown()
+    }
+
     /// The stream it was allocated on and is freed on.
-    #[must_use]
     pub fn stream(&self) -> StreamId {
         self.raw.stream()
     }
 
     /// The runtime's block; `None` where there is none: an empty buffer, or memory that no runtime backs.
-    #[must_use]
     pub fn runtime_block(&self) -> Option<&DeviceBlock> {
         self.raw.runtime_block()
     }
 
     /// The identity of the runtime's block.
-    #[must_use]
     pub fn id(&self) -> Option<BlockId> {
         self.raw.id()
     }
@@ -121,12 +129,12 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
     pub(super) fn from_raw(raw: RawBlock) -> Result<Self> {
         let (bytes, size, align) = (raw.bytes(), size_of::<T>(), align_of::<T>());
         let whole = if size == 0 { bytes == 0 } else { bytes.is_multiple_of(size) };
-        if whole && raw.ptr().is_multiple_of(align as u64) {
+        if whole && raw.address().is_multiple_of(align as u64) {
             let len = bytes.checked_div(size).unwrap_or(0);
             return Ok(Self::over(raw, len));
         }
         Err(ResourceError::InvalidRequest {
-            value: format!("a block of {bytes} bytes at {:#x}", raw.ptr()),
+            value: format!("a block of {bytes} bytes at {:#x}", raw.address()),
             accepted: format!("a whole number of elements of {size} bytes, aligned to {align}"),
         }
         .into())

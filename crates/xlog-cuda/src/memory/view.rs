@@ -103,32 +103,35 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
         self.buffer
     }
 
-    /// The device address of the first element.
-    #[must_use]
+    /// The device address of the first element; 0 while the buffer hides its own ([`TrackedCudaSlice::ptr`]).
     pub fn ptr(&self) -> u64 {
-        self.buffer.ptr() + (self.part.start * size_of::<T>()) as u64
+        match self.buffer.ptr() {
+            0 => 0,
+            _ => self.address(),
+        }
+    }
+
+    /// The device address of the first element, also of a buffer that hides it.
+    pub(super) fn address(&self) -> u64 {
+        self.buffer.address() + (self.part.start * size_of::<T>()) as u64
     }
 
     /// How many elements it has.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.part.len
     }
 
     /// True when it has no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.part.len == 0
     }
 
     /// The size of its elements in bytes.
-    #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.part.len * size_of::<T>()
     }
 
     /// The stream that the buffer was allocated on and is freed on.
-    #[must_use]
     pub fn stream(&self) -> StreamId {
         self.buffer.stream()
     }
@@ -136,7 +139,6 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
 
 impl<T: DeviceRepr> DeviceViewMut<'_, T> {
     /// This part, for reading.
-    #[must_use]
     pub fn as_view(&self) -> DeviceView<'_, T> {
         DeviceView { buffer: self.buffer, part: self.part }
     }
@@ -152,19 +154,16 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
     }
 
     /// [`DeviceView::ptr`].
-    #[must_use]
     pub fn ptr(&self) -> u64 {
         self.as_view().ptr()
     }
 
     /// How many elements it has.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.part.len
     }
 
     /// True when it has no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.part.len == 0
     }

@@ -63,12 +63,10 @@ impl DeviceStream {
     }
 
     fn record_wait(&self) -> Result<Arc<Wait>> {
-        let (raw, driver) = (&self.raw, self.driver());
-        raw.check_not_capturing("event_record")?;
-        let event = driver.event_create()?;
+        let raw = &self.raw;
         let stamp = raw.clock().is_local().then(|| raw.clock().step());
+        let event = raw.record_apart("event_record")?;
         let wait = Wait { stream: raw.clone(), event, stamp, task: Mutex::new(Task::default()) };
-        driver.event_record(event, raw.handle())?;
         Ok(Arc::new(wait))
     }
 }

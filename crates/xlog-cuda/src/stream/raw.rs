@@ -4,10 +4,16 @@
 //! - A stamp is taken before its event is recorded, so an event covers all work queued under its stamp.
 //! - The clock learns that a stamp is covered only after the driver accepted the call.
 //! - A stream under capture is refused: its work does not run now, so no stamp can stand for it.
+//! - A capture of the runtime begins between driver calls: a call under a [`CallGuard`] is over before the capture begins.
+//! - A capture of other code may begin at any time on a stream whose handle has escaped. So such a stream is never queried, and an event that is
+//!   recorded on it counts only after the driver has confirmed that no capture took it. Queries of confirmed events break no capture.
+//! - Before a capture of the runtime begins, an event is recorded at the tail: other streams can wait for earlier work during the capture.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use xlog_driver::sync::scheduling_point;
 use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
 
 use crate::CudaDevice;
@@ -28,7 +34,7 @@ unsafe impl Send for DriverPtr {}
 // SAFETY: as above.
 unsafe impl Sync for DriverPtr {}
 
-/// An owned driver stream and its clock. It lives as long as its pool, or longer if a handle is left.
+/// A driver stream and its clock. It lives as long as its pool, or longer if a handle is left.
 ///
 /// A use on two streams reads three cache lines of it: this one, and the first half of the clock.
 #[derive(Debug)]
@@ -39,7 +45,25 @@ pub(crate) struct RawStream {
     driver: DriverPtr,
     clock: StreamClock<EventHandle, ClockHeaderRef>,
     priority: i32,
+    /// Whether this object destroys the driver stream.
+    is_owned: bool,
+    /// The stamp of the last work before the capture of the runtime that is open.
+    captured_tail: AtomicU64,
     pub(super) device: Arc<CudaDevice>,
+}
+
+/// The tail of a stream whose capture is about to begin.
+const UNRECORDED: u64 = u64::MAX;
+
+/// A driver call on a stream; no capture of the runtime begins there meanwhile. It must not wait for the device.
+#[must_use = "captures begin once it is dropped"]
+pub(crate) struct CallGuard<'a>(&'a RawStream);
+
+impl Drop for CallGuard<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.clock.header().leave_call();
+    }
 }
 
 impl RawStream {
@@ -50,9 +74,23 @@ impl RawStream {
         slot: u32,
         header: ClockHeaderRef,
     ) -> DriverResult<Self> {
-        let driver = DriverPtr(NonNull::from(device.driver().as_ref()));
         let handle = device.driver().stream_create(priority)?;
-        Ok(Self { clock: StreamClock::new(slot, header), handle, priority, device, driver })
+        let mut stream = Self::enlisted(device, handle, slot, header);
+        (stream.priority, stream.is_owned) = (priority, true);
+        Ok(stream)
+    }
+
+    /// The stream of a slot, which other code owns.
+    pub(crate) fn enlisted(
+        device: Arc<CudaDevice>,
+        handle: StreamHandle,
+        slot: u32,
+        header: ClockHeaderRef,
+    ) -> Self {
+        let driver = DriverPtr(NonNull::from(device.driver().as_ref()));
+        let clock = StreamClock::new(slot, header);
+        let captured_tail = AtomicU64::new(UNRECORDED);
+        Self { clock, handle, priority: 0, is_owned: false, captured_tail, device, driver }
     }
 
     #[inline(always)]
@@ -83,8 +121,57 @@ impl RawStream {
         if self.clock.header().handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
     }
 
+    /// [`RawStream::check_not_capturing`] for as long as the result lives.
+    #[inline(always)]
+    pub(crate) fn enter(&self, call: &'static str) -> DriverResult<CallGuard<'_>> {
+        let entered = self.enter_call();
+        self.check_not_capturing(call)?;
+        Ok(entered)
+    }
+
+    /// Keeps captures of the runtime from beginning on this stream; one may be open.
+    #[inline(always)]
+    pub(crate) fn enter_call(&self) -> CallGuard<'_> {
+        self.clock.header().enter_call();
+        CallGuard(self)
+    }
+
+    /// Before a capture of the runtime begins on this stream, or it joins one: waits for calls under way, and records an event at the tail.
+    pub(crate) fn begin_capture(&self) -> DriverResult<()> {
+        let header = self.clock.header();
+        self.captured_tail.store(UNRECORDED, Ordering::SeqCst);
+        header.begin_capture();
+        while header.has_calls() {
+            scheduling_point();
+            std::thread::yield_now();
+        }
+        let begun = self.clock.begin();
+        let event = self.record_outside(begun, "capture").inspect_err(|_| header.end_capture())?;
+        if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
+            self.ask(covers, event);
+        }
+        self.captured_tail.store(begun.covers, Ordering::Release);
+        Ok(())
+    }
+
+    /// After the capture has ended.
+    pub(crate) fn end_capture(&self) {
+        self.clock.header().end_capture();
+    }
+
     #[cold]
     fn ask_capturing(&self, call: &'static str) -> DriverResult<()> {
+        if self.clock.header().is_captured() {
+            return Err(DriverError::invalid(
+                call,
+                format!("{}, whose capture is {:?}", self.handle, CaptureStatus::Active),
+                "a stream that is not being captured into a graph",
+            ));
+        }
+        self.ask_driver(call)
+    }
+
+    fn ask_driver(&self, call: &'static str) -> DriverResult<()> {
         match self.device.driver().stream_capture(self.handle)? {
             CaptureStatus::None => Ok(()),
             status => Err(DriverError::invalid(
@@ -95,26 +182,68 @@ impl RawStream {
         }
     }
 
+    /// Whether all work of a stream that nothing else uses is done. False for one that cannot be queried.
+    pub(crate) fn is_unused(&self) -> bool {
+        // A query would invalidate a capture.
+        let Ok(_entered) = self.enter("stream_query") else { return false };
+        matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
+    }
+
     /// Whether all its work is known to be done. False for a stream that cannot be queried.
     pub(crate) fn is_done(&self) -> bool {
-        // A query would invalidate a capture.
-        if self.check_not_capturing("stream_query").is_err() {
-            return false;
+        match self.clock.header().handle_escaped() {
+            true => self.poll_escaped_tail(),
+            false => self.is_unused(),
         }
-        matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
     }
 
     /// Records an event at the tail of this stream; returns the stamp that it covers.
     #[inline(always)]
     pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
-        self.check_not_capturing("event_record")?;
+        let entered = self.enter("event_record")?;
         let begun = self.clock.begin();
-        let event = self.record_begun(begun)?;
+        let event = self.record_outside(begun, "event_record")?;
+        drop(entered);
         counters.count(|counts| counts.recorded += 1);
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
             self.ask(covers, event);
         }
         Ok(begun.covers)
+    }
+
+    /// [`RawStream::record_begun`] on a stream that other code may capture at any time.
+    #[inline(always)]
+    fn record_outside(
+        &self,
+        begun: Begun<EventHandle>,
+        call: &'static str,
+    ) -> DriverResult<EventHandle> {
+        let event = self.record_begun(begun)?;
+        match self.clock.header().handle_escaped() {
+            true => {
+                let confirmed = self.confirm(event, call);
+                confirmed.inspect_err(|_| self.clock.failed(begun.covers, None))
+            }
+            false => Ok(event),
+        }
+    }
+
+    /// Makes sure that no capture took an event that was just recorded. One that may be captured is destroyed and never queried: that
+    /// would break the capture. Recording alone does not.
+    #[cold]
+    fn confirm(&self, event: EventHandle, call: &'static str) -> DriverResult<EventHandle> {
+        let driver = self.device.driver();
+        // The query finds out if a capture has begun and ended since the first check. It is safe: no capture is open that could have the event.
+        let confirmed = self.ask_driver(call).and_then(|()| driver.event_query(event));
+        match confirmed {
+            Ok(_) => Ok(event),
+            Err(error) => {
+                #[allow(unsafe_code)]
+                // SAFETY: the caller drops it, and no other thread has found it.
+                let _ = unsafe { driver.event_destroy(event) };
+                Err(error)
+            }
+        }
     }
 
     /// Calls the driver for an event that was begun. Tells the clock only of a failure.
@@ -183,7 +312,7 @@ impl RawStream {
         stamp: u64,
         waits: &mut WaitCounts,
     ) -> DriverResult<()> {
-        self.check_not_capturing("stream_wait_event")?;
+        let _entered = self.enter("stream_wait_event")?;
         let known = &other.clock;
         let mut joined_clock = None;
         let cover = known.find_or_begin(stamp, self.clock.slot(), &mut joined_clock);
@@ -195,11 +324,15 @@ impl RawStream {
             }
             recycled => {
                 let begun = Begun { covers: cover.covers, recycled };
-                if let Err(error) = other.check_not_capturing("event_record") {
-                    known.failed(begun.covers, begun.recycled);
-                    return Err(error);
-                }
-                let event = other.record_begun(begun)?;
+                let other_entered = match other.enter("event_record") {
+                    Ok(entered) => entered,
+                    Err(error) => {
+                        known.failed(begun.covers, begun.recycled);
+                        return self.wait_on_captured(other, waits, error);
+                    }
+                };
+                let event = other.record_outside(begun, "event_record")?;
+                drop(other_entered);
                 waits.recorded += 1;
                 let queued = self.driver().stream_wait_event(self.handle, event);
                 // Only now can other threads find the event, so it needed no pin.
@@ -211,6 +344,41 @@ impl RawStream {
         }
         waits.inserted += 1;
         self.clock.join(known.slot(), cover.covers, &joined_clock);
+        Ok(())
+    }
+
+    /// Waits for everything that a stream had queued before the runtime began to capture it; `error` for any other stream.
+    #[cold]
+    fn wait_on_captured(
+        &self,
+        other: &Self,
+        waits: &mut WaitCounts,
+        error: DriverError,
+    ) -> DriverResult<()> {
+        let known = &other.clock;
+        if !known.header().is_captured() {
+            return Err(error);
+        }
+        let mut tail = other.captured_tail.load(Ordering::Acquire);
+        while tail == UNRECORDED {
+            // The capturing thread is about to record it, or to give up. A capture of this stream that begins waits for this call, and
+            // may be what the other one waits for.
+            if !known.header().is_captured() || self.clock.header().is_captured() {
+                return Err(error);
+            }
+            scheduling_point();
+            std::thread::yield_now();
+            tail = other.captured_tail.load(Ordering::Acquire);
+        }
+        if known.is_complete(tail) {
+            return Ok(());
+        }
+        let Some(recorded) = known.find(tail) else { return Err(error) };
+        let queued = self.driver().stream_wait_event(self.handle, recorded.event);
+        known.unpin();
+        queued?;
+        waits.inserted += 1;
+        self.clock.join(known.slot(), recorded.covers, &None);
         Ok(())
     }
 
@@ -229,24 +397,78 @@ impl RawStream {
         if complete { Completion::Complete } else { Completion::Pending }
     }
 
+    /// Asks the recorded events, beginning with the oldest, up to which stamp work has completed. Never waits.
+    pub(crate) fn poll_events(&self) {
+        while self.poll(self.clock.completed().saturating_add(1)) == Completion::Complete {}
+    }
+
     /// Whether everything queued so far, and so every stamp up to now, has completed. Never waits.
     pub(crate) fn poll_tail(&self) -> bool {
-        if self.check_not_capturing("stream_query").is_err() {
-            return false;
+        if self.clock.header().handle_escaped() {
+            return self.poll_escaped_tail();
         }
+        let Ok(_entered) = self.enter("stream_query") else { return false };
         // Others rely on the result, so it is more than housekeeping.
         matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
     }
 
-    /// [`RawStream::with_tail`] if this thread owns the clock. For the stream of another thread it only queries the
-    /// driver: moving the clock would revoke that thread's bias.
-    pub(super) fn with_own_tail(
-        &self,
-        ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>,
-    ) -> DriverResult<bool> {
+    /// [`RawStream::poll_tail`] by events. A new one is recorded only if all earlier ones have completed; mostly a later call finds it complete.
+    #[cold]
+    fn poll_escaped_tail(&self) -> bool {
+        self.poll_events();
+        if self.clock.has_recorded() {
+            return false;
+        }
+        let Ok(entered) = self.enter("event_record") else { return false };
+        let begun = self.clock.begin();
+        let Ok(event) = self.record_outside(begun, "event_record") else { return false };
+        drop(entered);
+        if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
+            self.ask(covers, event);
+        }
+        self.poll(begun.covers) == Completion::Complete
+    }
+
+    /// Whether everything queued so far has completed. For the stream of another thread it only queries the driver: moving the clock would
+    /// revoke that thread's bias.
+    pub(super) fn query(&self) -> DriverResult<bool> {
+        let _entered = self.enter("query")?;
+        let ask = |driver: &dyn Driver| driver.stream_query(self.handle);
         match self.clock.is_local() {
             true => self.with_tail(ask),
             false => ask(self.device.driver().as_ref()),
+        }
+    }
+
+    /// Waits until everything queued so far has completed. A capture of the runtime may begin meanwhile, so it waits for an event. For the
+    /// stream of another thread that is not one of the clock: moving the clock would revoke that thread's bias.
+    pub(super) fn synchronize_queued(&self) -> DriverResult<()> {
+        let wait = |driver: &dyn Driver, event| driver.event_synchronize(event).map(|()| true);
+        if self.clock.is_local() {
+            return self.synchronize_by("synchronize", wait).map(drop);
+        }
+        let event = self.record_apart("synchronize")?;
+        let waited = self.driver().event_synchronize(event);
+        #[allow(unsafe_code)]
+        // SAFETY: made above, and not used any more.
+        let destroyed = unsafe { self.driver().event_destroy(event) };
+        waited.and(destroyed)
+    }
+
+    /// Records an event at the tail that does not belong to the clock; the caller destroys it.
+    pub(super) fn record_apart(&self, call: &'static str) -> DriverResult<EventHandle> {
+        let _entered = self.enter(call)?;
+        let driver = self.driver();
+        let event = driver.event_create()?;
+        if let Err(error) = driver.event_record(event, self.handle) {
+            #[allow(unsafe_code)]
+            // SAFETY: made above, and not used any more.
+            let _ = unsafe { driver.event_destroy(event) };
+            return Err(error);
+        }
+        match self.clock.header().handle_escaped() {
+            true => self.confirm(event, call),
+            false => Ok(event),
         }
     }
 
@@ -265,7 +487,20 @@ impl RawStream {
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn synchronize(&self, counters: &StripedCounters) -> DriverResult<u64> {
         let wait = |driver: &dyn Driver, event| driver.event_synchronize(event).map(|()| true);
-        self.synchronize_by(counters, wait).map(|(covers, _)| covers)
+        let covers = self.synchronize_by("event_record", wait).map(|(covers, _)| covers)?;
+        counters.count(|counts| counts.recorded += 1);
+        Ok(covers)
+    }
+
+    /// [`RawStream::synchronize`] for a reap, which leaves a stream under capture to a later one.
+    pub(crate) fn synchronize_unless_captured(
+        &self,
+        counters: &StripedCounters,
+    ) -> DriverResult<()> {
+        match self.synchronize(counters) {
+            Err(error) if is_capture_refusal(&error) => Ok(()),
+            outcome => outcome.map(drop),
+        }
     }
 
     /// [`RawStream::synchronize`] within the deadline of the running call; false if that was too short.
@@ -276,7 +511,9 @@ impl RawStream {
             Some(_) => {
                 let wait =
                     |driver: &dyn Driver, event| device_wait::poll(|| driver.event_query(event));
-                self.synchronize_by(counters, wait).map(|(_, done)| done)
+                let (_, done) = self.synchronize_by("event_record", wait)?;
+                counters.count(|counts| counts.recorded += 1);
+                Ok(done)
             }
         }
     }
@@ -284,14 +521,14 @@ impl RawStream {
     /// Records an event at the tail and waits for it by `wait`, which returns whether it has completed.
     fn synchronize_by(
         &self,
-        counters: &StripedCounters,
+        call: &'static str,
         wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
     ) -> DriverResult<(u64, bool)> {
-        self.check_not_capturing("event_record")?;
+        let entered = self.enter(call)?;
         let begun = self.clock.begin();
-        let (covers, event) = (begun.covers, self.record_begun(begun)?);
+        let (covers, event) = (begun.covers, self.record_outside(begun, call)?);
+        drop(entered);
         let ask = self.clock.recorded_pinned(covers, event);
-        counters.count(|counts| counts.recorded += 1);
         if let Some((covers, event)) = ask {
             self.ask(covers, event);
         }
@@ -302,6 +539,11 @@ impl RawStream {
         self.clock.unpin();
         waited.map(|done| (covers, done))
     }
+}
+
+/// Whether a call on a stream was refused because the stream is being captured.
+pub(crate) fn is_capture_refusal(error: &DriverError) -> bool {
+    matches!(error, DriverError::Invalid { .. })
 }
 
 /// The answer of [`RawStream::poll`].
@@ -318,9 +560,11 @@ impl Drop for RawStream {
         // Queued work still runs. After the loss of the device the calls fail, with no one to report to.
         let driver = self.device.driver();
         #[allow(unsafe_code)]
-        // SAFETY: this is the only owner of the stream and its events.
+        // SAFETY: this is the only owner of the events, and of a stream that it made.
         unsafe {
-            let _ = driver.stream_destroy(self.handle);
+            if self.is_owned {
+                let _ = driver.stream_destroy(self.handle);
+            }
             for event in self.clock.drain() {
                 let _ = driver.event_destroy(event);
             }

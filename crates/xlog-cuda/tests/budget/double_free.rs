@@ -30,9 +30,7 @@ impl Step {
 }
 
 impl DeviceMemoryResource for Delayed {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
+    xlog_testing::decorates!(inner);
 
     fn allocate(
         &self,
@@ -49,14 +47,6 @@ impl DeviceMemoryResource for Delayed {
             self.step.wait_for(2);
         }
         self.inner.deallocate(block)
-    }
-
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
     }
 }
 

@@ -78,6 +78,18 @@ fn a_report_in_json_has_the_call_and_the_text() {
 }
 
 #[test]
+fn a_main_that_returns_the_error_prints_all_of_it() {
+    let manager = GpuMemoryManager::with_runtime(runtime());
+    let refused = manager.alloc_tagged::<u8>(65 * MIB, TAG).unwrap_err();
+    let text = refused.to_string();
+    assert!(text.contains("65 MiB for") && text.ends_with("or raise the limit"), "{text}");
+    let variant = "Resource(OutOfBudget { requested: 68157440, remaining: 67108864 }): ";
+    assert_eq!(format!("{refused:?}"), format!("{variant}{text}"));
+    let open = CudaDevice::open("gpu").unwrap_err();
+    assert_eq!(format!("{open:?}"), format!("BadDeviceSpec {{ spec: \"gpu\", .. }}: {open}"));
+}
+
+#[test]
 fn the_limit_of_a_manager_is_named_as_one() {
     let manager = GpuMemoryManager::with_runtime(runtime()).with_limit(10 * MIB);
     let rows = tagged(&manager, 8, "rows");

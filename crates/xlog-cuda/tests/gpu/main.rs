@@ -5,3 +5,4 @@ mod captures;
 mod gpu;
 mod gpu_cudarc;
 mod gpu_threads;
+mod graphs;

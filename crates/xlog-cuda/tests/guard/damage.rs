@@ -277,3 +277,26 @@ fn a_free_after_its_stream_was_given_back_follows_work_that_was_not_announced() 
         assert!(device.races().is_empty());
     });
 }
+
+#[test]
+fn the_quarantine_goes_back_to_the_device_when_another_process_asks() {
+    for_each_device(|device| {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let config = PoolConfig::default().without_decay();
+        let pool = PoolResource::new(device.clone(), device.ordinal(), streams.clone(), config);
+        let guard = DebugGuardResource::on_home(pool.unwrap(), quiet());
+        let stream = streams.lease().unwrap();
+        let block = guard.allocate(8 << 20, stream.id(), ROWS).unwrap();
+        guard.deallocate(block).unwrap();
+        stream.stream().synchronize().unwrap();
+        guard.reap_pending().unwrap();
+        assert_eq!(guard.quarantine().1, 1);
+        // The first call queues the last check of the block; the second one finds it complete.
+        guard.trim_under_pressure().unwrap();
+        assert_eq!(guard.quarantine(), (0, 0));
+        stream.stream().synchronize().unwrap();
+        guard.reap_pending().unwrap();
+        guard.trim_under_pressure().unwrap();
+        assert_eq!((guard.bytes_outstanding(), guard.physical_bytes()), (0, Some(0)));
+    });
+}

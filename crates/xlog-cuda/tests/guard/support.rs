@@ -67,9 +67,7 @@ pub fn twin(block: &DeviceBlock) -> DeviceBlock {
 pub struct Emptied<R: DeviceMemoryResource>(pub DebugGuardResource<R>);
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.0)
-    }
+    xlog_testing::decorates!(0);
     fn allocate(
         &self,
         bytes: usize,
@@ -85,12 +83,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for Emptied<R> {
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let freed = self.0.deallocate(block);
         freed.and(self.0.flush_quarantine())
-    }
-    fn device_ordinal(&self) -> u32 {
-        self.0.device_ordinal()
-    }
-    fn bytes_outstanding(&self) -> usize {
-        self.0.bytes_outstanding()
     }
     fn reap_pending(&self) -> ResourceResult<()> {
         // A free that failed half way is held back only by the reap that goes on with it.

@@ -5,8 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
-    LedgerPreview, LedgerSetting, LimitSource, ResourceKind, RuntimeConfig, XlogDeviceRuntime,
+    AllocTag, LedgerPreview, LedgerSetting, LimitSource, ResourceError, ResourceKind,
+    RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
+use xlog_cuda::ledger::Quota;
 use xlog_cuda::sim::{SimConfig, SimMachine};
 use xlog_cuda::{ByteSize, CudaDevice};
 
@@ -48,6 +50,38 @@ fn a_named_ledger_without_a_budget_has_what_the_device_allows() {
     let directory = TestDirectory::new();
     let runtime = XlogDeviceRuntime::with_config(sim(), &in_directory(&directory)).unwrap();
     assert_eq!(runtime.ledger_snapshot().unwrap().unwrap().limit, 31 << 30);
+}
+
+#[test]
+fn a_runtime_keeps_the_quota_it_was_started_with_and_the_one_that_is_set_while_it_runs() {
+    for resource in [ResourceKind::Direct, ResourceKind::Pool] {
+        let directory = TestDirectory::new();
+        let config = in_directory(&directory).with_resource(resource);
+        let config = config.with_ledger_limit(ByteSize::Bytes(512 * MIB));
+        let quota = config.clone().with_quota(ByteSize::Bytes(64 * MIB));
+        let runtime = XlogDeviceRuntime::with_config(sim(), &quota).unwrap();
+        let limit = runtime.effective_limit().unwrap();
+        assert_eq!((limit.bytes() as u64, limit.ruled_by()), (64 * MIB, LimitSource::Ledger));
+        let allocate =
+            |bytes: u64| runtime.allocate(bytes as usize, StreamId::DEFAULT, AllocTag::UNTAGGED);
+        let refused = |bytes: u64| match allocate(bytes) {
+            Err(ResourceError::OutOfBudget { .. }) => {}
+            other => panic!("{resource:?}: {bytes} bytes: {other:?}"),
+        };
+        let held = allocate(48 * MIB).unwrap();
+        refused(48 * MIB);
+        let administrator = runtime.ledger().ledger().unwrap().clone();
+        let set = |bytes: u64| administrator.set_quota(&Quota::limited_to(bytes)).unwrap();
+        set(128 * MIB);
+        let more = allocate(48 * MIB).unwrap();
+        set(MIB);
+        refused(2 * MIB);
+        runtime.deallocate(more).unwrap();
+        runtime.deallocate(held).unwrap();
+        set(256 * MIB);
+        let all = allocate(200 * MIB).unwrap();
+        runtime.deallocate(all).unwrap();
+    }
 }
 
 #[test]

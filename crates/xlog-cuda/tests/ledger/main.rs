@@ -9,6 +9,7 @@ mod exits;
 mod limits;
 mod meter;
 mod pinned_host;
+mod pressure;
 mod processes;
 mod stacks;
 mod support;

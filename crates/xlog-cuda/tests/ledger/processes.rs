@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use xlog_cuda::device_runtime::{
-    AllocTag, ResourceError, ResourceKind, StreamId, XlogDeviceRuntime,
+    AllocTag, OomPolicy, ResourceError, ResourceKind, StreamId, XlogDeviceRuntime,
 };
 use xlog_cuda::ledger::UNIT;
 use xlog_cuda::{CudaDevice, DeviceSpec};
@@ -55,8 +55,20 @@ impl Fleet {
     fn new(seed: u64, device: DeviceSpec) -> Self {
         let directory = TestDirectory::new();
         let cells = Arc::new(Cells::create(&directory.path().join("cells")));
+        std::fs::create_dir(directory.path().join("xlog_ledger")).unwrap();
         for (name, text) in [
-            ("xlog_ledger.py", include_str!("../../../xlog-ledger/python/xlog_ledger.py")),
+            (
+                "xlog_ledger/__init__.py",
+                include_str!("../../../xlog-ledger/python/xlog_ledger/__init__.py"),
+            ),
+            (
+                "xlog_ledger/_format.py",
+                include_str!("../../../xlog-ledger/python/xlog_ledger/_format.py"),
+            ),
+            (
+                "xlog_ledger/_places.py",
+                include_str!("../../../xlog-ledger/python/xlog_ledger/_places.py"),
+            ),
             ("worker.py", include_str!("../../../xlog-ledger/tests/suite/worker.py")),
         ] {
             std::fs::write(directory.path().join(name), text).unwrap();
@@ -65,6 +77,8 @@ impl Fleet {
             directory.config(ResourceKind::Direct, LIMIT).with_ledger_deadline(LOCK_DEADLINE);
         let opened = Arc::new(CudaDevice::open_spec(device).unwrap());
         let judge = XlogDeviceRuntime::with_config(opened, &config).unwrap();
+        // It does not ask the others for what they have cached: what is free is what they leave.
+        judge.budget().unwrap().set_policy(OomPolicy::impatient());
         let (python, random) = (python(), Random::new(seed));
         let (commands, counts) = (0, Counts::default());
         let mut fleet = Self {

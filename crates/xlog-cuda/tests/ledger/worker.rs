@@ -156,6 +156,8 @@ impl Worker<'_> {
     /// What this process holds of the card, by what the device says where it can: that is what the ledger must count.
     fn physical(&self) -> u64 {
         self.runtime.reap_pending().unwrap();
+        // Another worker that still runs may ask for what is cached, and this one would answer while it pauses.
+        self.runtime.trim().unwrap();
         let counted = || self.runtime.ledger_meter().unwrap().bytes();
         if let Some(held) = self.held_of_the_device() {
             // A driver pool may have grown unforeseen, by a step that the ledger refused: it goes as soon as it can, and on a GPU

@@ -218,9 +218,7 @@ fn query_scopes_nest_and_belong_to_their_thread() {
 struct Noting(Recycler);
 
 impl DeviceMemoryResource for Noting {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.0)
-    }
+    xlog_testing::decorates!(0);
     fn allocate(
         &self,
         bytes: usize,
@@ -234,12 +232,6 @@ impl DeviceMemoryResource for Noting {
     }
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         self.0.deallocate(block)
-    }
-    fn device_ordinal(&self) -> u32 {
-        self.0.device_ordinal()
-    }
-    fn bytes_outstanding(&self) -> usize {
-        self.0.bytes_outstanding()
     }
 }
 

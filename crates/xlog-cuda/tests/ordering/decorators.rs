@@ -165,6 +165,7 @@ fn what_a_decorator_does_not_forward_is_named() {
             "statistics",
             "trim",
             "meter_physical",
+            "watch_segments",
             "free_space",
             "places_blocks",
             "reserve_budget",

@@ -2,6 +2,7 @@
 //! and faults.
 
 mod capture;
+mod captures_beside;
 mod conformance;
 mod counted_calls;
 mod decorators;

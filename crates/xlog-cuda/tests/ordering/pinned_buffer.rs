@@ -148,9 +148,7 @@ struct HandsOutTwice {
 }
 
 impl DeviceMemoryResource for HandsOutTwice {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
+    xlog_testing::decorates!(inner);
     fn allocate(&self, _: usize, _: StreamId, _: AllocTag) -> ResourceResult<DeviceBlock> {
         Ok(twin(&self.block))
     }
@@ -165,12 +163,6 @@ impl DeviceMemoryResource for HandsOutTwice {
     }
     fn deallocate(&self, _: DeviceBlock) -> ResourceResult<()> {
         Ok(())
-    }
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
     }
 }
 

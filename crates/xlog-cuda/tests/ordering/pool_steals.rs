@@ -9,8 +9,8 @@ use crate::support::Random;
 use crate::support::pool_rig::{MIB, Rig, rig, scarce};
 use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::device_runtime::{
-    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource, PoolSnapshot,
-    ResourceError, StreamLease, StreamPool,
+    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource, PoolSegments,
+    PoolSnapshot, ResourceError, StreamLease, StreamPool,
 };
 use xlog_cuda::{CudaDevice, Gate};
 use xlog_testing::{WatchedGate, for_each_seam};
@@ -326,6 +326,47 @@ fn requests_of_many_streams_settle_on_memory_of_their_own() {
         assert!(after.reserved_bytes <= 256 * MIB, "{after:?}");
         for block in live.into_iter().flatten() {
             pool.deallocate(block).unwrap();
+        }
+    });
+}
+
+/// RMM's multi_stream_allocations, cold: small blocks of four busy streams must not cost four growths.
+#[test]
+fn busy_streams_of_a_cold_pool_share_what_the_first_growth_has_left() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let leases: [_; 4] = rig.leases();
+        let mut gates = Vec::new();
+        for lease in &leases {
+            let block = rig.allocate(8, lease);
+            gates.push(WatchedGate::new(lease.hold().unwrap()));
+            fill(lease, block.ptr, 1, 8);
+            rig.pool.deallocate(block).unwrap();
+        }
+        let snapshot = rig.pool.snapshot();
+        assert_eq!(
+            (snapshot.paths.waited, snapshot.paths.grown, snapshot.segments),
+            (0, 1, 1),
+            "{snapshot:?}"
+        );
+        drop(gates);
+        rig.empty();
+    });
+}
+
+/// A listener's thread must not wait in `cuMemFree` for a stream that the program holds.
+#[test]
+fn memory_whose_return_would_wait_for_the_device_is_not_returned_under_pressure() {
+    for_each_seam(|device| {
+        for (segments, returns) in [(PoolSegments::Mapped, true), (PoolSegments::Plain, false)] {
+            let rig = rig(device, PoolConfig::default().with_segments(segments));
+            let [own] = rig.leases();
+            rig.pool.deallocate(rig.allocate(MIB, &own)).unwrap();
+            own.synchronize().unwrap();
+            assert_eq!(rig.pool.trim_under_pressure().unwrap() > 0, returns, "{segments:?}");
+            rig.pool.trim().unwrap();
+            assert_eq!(rig.pool.snapshot().reserved_bytes, 0, "{segments:?}");
+            rig.empty();
         }
     });
 }

@@ -124,9 +124,7 @@ impl Moment {
 }
 
 impl DeviceMemoryResource for Acting {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
+    xlog_testing::decorates!(inner);
     fn allocate(
         &self,
         bytes: usize,
@@ -137,12 +135,6 @@ impl DeviceMemoryResource for Acting {
     }
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         self.inner.deallocate(block)
-    }
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
     }
     fn prepare_block_use(
         &self,

@@ -3,6 +3,8 @@
 mod adopted;
 mod composition;
 mod copies;
+mod enlisted;
+mod graphs;
 mod launch;
 mod memory_manager;
 mod open;
@@ -10,5 +12,6 @@ mod runtime;
 mod safe_code;
 mod singleton;
 mod support;
+mod tracked_only;
 mod unread_races;
 mod views;

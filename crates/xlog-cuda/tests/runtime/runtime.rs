@@ -5,12 +5,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crate::support::{manager, runtime};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    LeakReport, ResourceError, ResourceResult, StreamId, StreamPool, XlogDeviceRuntime,
-    set_leak_handler,
+    LeakReport, PoolConfig, ResourceError, ResourceResult, RuntimeConfig, StreamId, StreamPool,
+    XlogDeviceRuntime, set_leak_handler,
 };
 use xlog_cuda::{CudaDevice, GpuMemoryManager, TrackedCudaSlice, XlogError};
 use xlog_testing::{WatchedGate, for_each_device};
@@ -352,4 +353,26 @@ fn two_runtimes_of_one_log_are_refused_and_patterns_keep_them_apart() {
     assert!(records >= 2, "the second opener cut the log to {records} records");
     drop(open(&log).unwrap());
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn a_quiet_runtime_returns_its_memory_without_a_call() {
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    let pool = PoolConfig::default().with_decay(Duration::from_millis(1), 0);
+    let config = RuntimeConfig::default().with_pool(pool);
+    let runtime = Arc::new(XlogDeviceRuntime::with_config(device.clone(), &config).unwrap());
+    let manager = GpuMemoryManager::with_runtime(runtime);
+    let used = || {
+        let info = device.memory_info().unwrap();
+        info.total - info.free
+    };
+    let hang = Instant::now() + Duration::from_secs(120);
+    // Twice: the thread ends with the memory, and growth starts another one.
+    for _ in 0..2 {
+        drop(manager.alloc::<u8>(64 << 20).unwrap());
+        while used() > 0 {
+            assert!(Instant::now() < hang, "{} bytes are held by an idle runtime", used());
+            std::thread::yield_now();
+        }
+    }
 }

@@ -155,9 +155,7 @@ struct Shifting {
 }
 
 impl DeviceMemoryResource for Shifting {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
+    xlog_testing::decorates!(inner);
     fn allocate(
         &self,
         bytes: usize,
@@ -171,12 +169,6 @@ impl DeviceMemoryResource for Shifting {
     fn deallocate(&self, mut block: DeviceBlock) -> ResourceResult<()> {
         block.ptr = block.ptr.wrapping_sub(self.by);
         self.inner.deallocate(block)
-    }
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
     }
 }
 

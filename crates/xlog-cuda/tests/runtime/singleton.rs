@@ -15,11 +15,13 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, XlogError};
 
-const VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 10] = [
     "XLOG_DEVICE",
     "XLOG_DEVICE_RESOURCE",
     "XLOG_DEVICE_BUDGET",
     "XLOG_DEVICE_LEDGER",
+    "XLOG_DEVICE_QUOTA",
+    "XLOG_DEVICE_QUOTA_NAME",
     "XLOG_DEVICE_LOG",
     "XLOG_DEVICE_GUARD",
     "XLOG_DEVICE_SANITIZER",
@@ -361,7 +363,11 @@ fn runtimes_of_several_devices_write_logs_of_their_own_by_one_variable() {
     for ordinal in 0..2 {
         let reader = xlog_trace::Reader::open(folder.join(format!("{ordinal}.xtrace"))).unwrap();
         let records: Vec<_> = reader.map(Result::unwrap).collect();
-        assert_eq!(records.len(), 2000, "device {ordinal}");
+        let is_call = |record: &&xlog_trace::Record| {
+            use xlog_trace::Action::{Allocate, Deallocate};
+            matches!(record.action(), Allocate | Deallocate)
+        };
+        assert_eq!(records.iter().filter(is_call).count(), 2000, "device {ordinal}");
         assert!(records.iter().all(|record| record.device() == ordinal), "device {ordinal}");
     }
     let pattern = folder.join("both.xtrace");
@@ -480,4 +486,74 @@ fn child_asks_for_itself() {
     XlogDeviceRuntime::configure(5, config).unwrap();
     XlogDeviceRuntime::try_get(5).unwrap();
     XlogDeviceRuntime::try_get(5).unwrap();
+}
+
+#[test]
+fn a_process_keeps_the_quota_of_its_environment_in_whatever_runtime_it_opens() {
+    let directory = std::env::temp_dir().join(format!("xlog-quota-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    #[cfg(unix)]
+    std::fs::set_permissions(&directory, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
+    let place = directory.display().to_string();
+    let variables = [
+        ("XLOG_DEVICE_LEDGER", place.as_str()),
+        ("XLOG_DEVICE_QUOTA", "25%"),
+        ("XLOG_DEVICE_QUOTA_NAME", "trainer"),
+    ];
+    child("child_opens_runtimes_under_a_quota", &variables);
+    let bad = [("XLOG_DEVICE_LEDGER", place.as_str()), ("XLOG_DEVICE_QUOTA", "a lot")];
+    child("child_is_refused_a_quota_that_is_no_size", &bad);
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_opens_runtimes_under_a_quota() {
+    if !is_child() {
+        return;
+    }
+    let runtime = XlogDeviceRuntime::open("sim").unwrap();
+    let snapshot = runtime.ledger_snapshot().unwrap().unwrap();
+    let quota = &snapshot.slots[0].quota;
+    assert_eq!((quota.limit, quota.name.as_deref()), (Some((31 << 30) / 4), Some("trainer")));
+    let allocate = |bytes: usize| runtime.allocate(bytes, StreamId::DEFAULT, AllocTag::UNTAGGED);
+    let quarter = (31 << 30) / 4;
+    runtime.deallocate(allocate(quarter).unwrap()).unwrap();
+    assert!(matches!(allocate(quarter + 1), Err(ResourceError::OutOfBudget { .. })));
+
+    // The freed quarter is cached. A smaller quota holds for it too, and what is above goes back to the device.
+    let ledger = runtime.ledger().ledger().unwrap().clone();
+    let set = |bytes: u64| {
+        ledger.set_quota(&xlog_cuda::ledger::Quota::limited_to(bytes)).unwrap();
+        assert_eq!(XlogDeviceRuntime::refresh_all_limits(), 1);
+    };
+    set(1 << 30);
+    assert_eq!(ledger.used(), 0);
+    assert!(matches!(allocate((1 << 30) + 1), Err(ResourceError::OutOfBudget { .. })));
+    let whole = allocate(1 << 30).unwrap();
+    // A larger one is there at once, and a limit that the program has set stays.
+    set(3 << 30);
+    let more = allocate(2 << 30).unwrap();
+    runtime.budget().unwrap().set_limit(4 << 20);
+    set(5 << 30);
+    assert_eq!(runtime.budget().unwrap().limit(), 4 << 20);
+    // Also after a share that was lower still.
+    set(2 << 20);
+    assert_eq!(runtime.budget().unwrap().limit(), 2 << 20);
+    set(5 << 30);
+    assert_eq!(runtime.budget().unwrap().limit(), 4 << 20);
+    assert_eq!(runtime.refresh_limit().unwrap().bytes(), runtime.budget().unwrap().limit());
+    runtime.deallocate(whole).unwrap();
+    runtime.deallocate(more).unwrap();
+}
+
+#[test]
+#[ignore = "run in a process of its own"]
+fn child_is_refused_a_quota_that_is_no_size() {
+    if !is_child() {
+        return;
+    }
+    let said = XlogDeviceRuntime::open("sim").unwrap_err().to_string();
+    assert!(said.contains("XLOG_DEVICE_QUOTA") && said.contains("a lot"), "{said}");
 }

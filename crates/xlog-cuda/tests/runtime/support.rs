@@ -95,9 +95,7 @@ fn injected(call: &str) -> ResourceError {
 }
 
 impl DeviceMemoryResource for Scripted {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
+    xlog_testing::decorates!(inner);
     fn allocate(
         &self,
         bytes: usize,
@@ -117,12 +115,6 @@ impl DeviceMemoryResource for Scripted {
             Some(Failure::Error) => Err(injected("deallocate")),
             Some(Failure::Panic) => panic!("deallocate panicked by the script"),
         }
-    }
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
     }
     fn prepare_block_use(
         &self,

@@ -11,7 +11,7 @@ use crate::device_runtime::ordering::block::slab::Slab;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
 use crate::device_runtime::resource::Generation;
-use crate::stream::{Completion, RawStream};
+use crate::stream::{Completion, RawStream, is_capture_refusal};
 
 /// Frees that share one event.
 const BATCH: usize = 256;
@@ -137,6 +137,8 @@ impl Frees {
                         frees.batches.insert(at, (covers, loose));
                     }
                 }),
+                // A stream under capture is left to a later reap.
+                Err(error) if is_capture_refusal(&error) => {}
                 // The completed ones are counted now; the next call reports the failure.
                 Err(_) if !done.is_empty() => {}
                 Err(error) => return Err(error),
@@ -153,9 +155,14 @@ impl Frees {
     ) -> DriverResult<Vec<Generation>> {
         let (end, undone) =
             self.with(stream, |frees| (frees.end(), std::mem::take(&mut frees.undone)));
-        let stamp = stream.synchronize(counters).inspect_err(|_| {
+        let synchronized = stream.synchronize(counters).inspect_err(|_| {
             self.with(stream, |frees| frees.undone |= undone);
-        })?;
+        });
+        let stamp = match synchronized {
+            // A stream under capture is left to a later reap.
+            Err(error) if is_capture_refusal(&error) => return Ok(Vec::new()),
+            stamp => stamp?,
+        };
         let done = self.with(stream, |frees| {
             let mut done = frees.take_batches(stamp);
             done.append(&mut frees.take_loose(end));

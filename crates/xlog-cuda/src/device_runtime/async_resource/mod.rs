@@ -34,7 +34,7 @@ use super::resource::{
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
-use crate::stream::RawStream;
+use crate::stream::{CallGuard, RawStream};
 
 /// Deferred frees that an allocation checks for completion.
 const DEFERRED_PER_REQUEST: usize = 2;
@@ -108,23 +108,28 @@ impl AsyncCudaResource {
         self.driver_pools.usage()
     }
 
-    /// Allocates from the driver's pool; charges the meter if there is one.
+    /// Allocates from the driver's pool; charges the meter if there is one. While the result lives, no capture of the runtime begins on the
+    /// stream, so the memory can be freed there.
     #[inline]
-    fn request(
+    fn request<'a>(
         &self,
         pools: &dyn AsyncPools,
         bytes: usize,
-        owner: &RawStream,
-    ) -> ResourceResult<u64> {
+        owner: &'a RawStream,
+    ) -> ResourceResult<Requested<'a>> {
         let pool = self.driver_pools.current()?;
-        let request = || Ok(pools.alloc_async(bytes, pool.handle(), owner.handle())?);
+        let request = || {
+            let entered = owner.enter("alloc_async")?;
+            let ptr = pools.alloc_async(bytes, pool.handle(), owner.handle())?;
+            Ok(Requested { ptr, _entered: entered })
+        };
         if !self.physical.is_metered() {
             return request();
         }
-        self.physical.around(&self.driver_pools, bytes, request, |ptr| {
+        self.physical.around(&self.driver_pools, bytes, request, |requested| {
             #[allow(unsafe_code)]
             // SAFETY: just allocated on this stream, and published to no other thread.
-            let freed = unsafe { pools.free_async(ptr, owner.handle()) };
+            let freed = unsafe { pools.free_async(requested.ptr, owner.handle()) };
             // If the driver refuses, it keeps the memory; the request fails either way.
             let _ = freed;
             self.frees.undone(owner);
@@ -134,13 +139,13 @@ impl AsyncCudaResource {
     /// Requests once more after it has freed deferred blocks, or made a larger driver pool.
     #[cold]
     #[inline(never)]
-    fn request_again(
+    fn request_again<'a>(
         &self,
         pools: &dyn AsyncPools,
         bytes: usize,
-        owner: &RawStream,
+        owner: &'a RawStream,
         error: ResourceError,
-    ) -> ResourceResult<u64> {
+    ) -> ResourceResult<Requested<'a>> {
         let is_short =
             matches!(error, ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. });
         if !is_short {
@@ -197,11 +202,13 @@ impl AsyncCudaResource {
         let owner = self.tracker.owner_stream(meta)?;
         // Polled only for deferred blocks: the stream of an immediate free is mostly busy.
         let idle = late && outstanding.is_empty() && owner.is_done();
-        let wait = || {
-            owner.check_not_capturing("free_async")?;
-            self.tracker.wait_on_all(owner, &outstanding)
+        let free = || {
+            // No capture of the runtime begins between the waits and the free.
+            let _entered = owner.enter("free_async")?;
+            self.tracker.wait_on_all(owner, &outstanding)?;
+            self.free_on(owner, meta)
         };
-        if let Err(error) = wait().and_then(|()| self.free_on(owner, meta)) {
+        if let Err(error) = free() {
             meta.with_uses(|uses| uses.restore(outstanding));
             self.deferred_frees.keep_failed(generation);
             return Err(error);
@@ -219,8 +226,9 @@ impl AsyncCudaResource {
     #[inline]
     fn queue_quiet(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
-        let clear = owner.check_not_capturing("free_async");
-        match clear.map_err(Into::into).and_then(|()| self.free_on(owner, meta)) {
+        let entered = owner.enter("free_async");
+        let freed = entered.map_err(Into::into).and_then(|_entered| self.free_on(owner, meta));
+        match freed {
             Ok(()) => {
                 self.note_queued(owner, generation);
                 Ok(())
@@ -291,10 +299,24 @@ impl AsyncCudaResource {
 
     /// Retries the frees that failed.
     fn retry(&self) -> ResourceResult<()> {
-        self.deferred_frees.retry_failed(&self.tracker, |generation, meta| {
-            self.free_in_order(generation, meta, true)
-        })
+        self.deferred_frees
+            .retry_failed(&self.tracker, |generation, meta| self.free_late(generation, meta))
     }
+
+    /// Queues a free that was deferred or has failed. A block whose stream is being captured stays for a later reap: that is no failure.
+    fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+        if self.tracker.owner_stream(meta)?.check_not_capturing("free_async").is_err() {
+            self.deferred_frees.keep_failed(generation);
+            return Ok(());
+        }
+        self.free_in_order(generation, meta, true)
+    }
+}
+
+/// Memory of the driver that became no block yet.
+struct Requested<'a> {
+    ptr: u64,
+    _entered: CallGuard<'a>,
 }
 
 /// Adds to a refusal for want of memory what kept memory from being freed.
@@ -355,10 +377,11 @@ impl DeviceMemoryResource for AsyncCudaResource {
             // A failed free stays with its block, and a reap reports it.
             let _ = self.free_completed(DEFERRED_PER_REQUEST);
         }
-        let ptr = match self.request(pools, bytes, owner) {
-            Ok(ptr) => ptr,
+        let requested = match self.request(pools, bytes, owner) {
+            Ok(requested) => requested,
             Err(error) => self.request_again(pools, bytes, owner, error)?,
         };
+        let ptr = requested.ptr;
         let id = self.tracker.fast_path_id(stream);
         let Some(generation) = self.tracker.table.begin(ptr, bytes, Some((id, owner))) else {
             #[allow(unsafe_code)]
@@ -368,6 +391,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             freed?;
             return Err(too_many_blocks());
         };
+        drop(requested);
         self.tracker.counters.count(|counts| {
             counts.allocations += 1;
             counts.outstanding = counts.outstanding.wrapping_add(bytes);
@@ -399,7 +423,9 @@ impl DeviceMemoryResource for AsyncCudaResource {
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
         let retried = self.retry();
-        let deferred = self.free_deferred();
+        let deferred = self
+            .deferred_frees
+            .free_all(&self.tracker, |generation, meta| self.free_late(generation, meta));
         drop(reaper);
         let outcome = retried.and(deferred);
         let noted =
@@ -423,16 +449,8 @@ impl DeviceMemoryResource for AsyncCudaResource {
         true
     }
 
-    fn places_blocks(&self) -> bool {
-        true
-    }
-
     fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         Ok(None)
-    }
-
-    fn home(&self) -> Option<ResourceHome> {
-        Some(ResourceHome::new(self.device.clone()).with_streams(self.tracker.streams.clone()))
     }
 
     fn statistics(&self) -> ResourceStatistics {

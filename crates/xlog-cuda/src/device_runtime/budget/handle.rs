@@ -23,7 +23,6 @@ impl BudgetHandle {
     }
 
     /// The limit.
-    #[must_use]
     pub fn limit(&self) -> usize {
         self.core.limit()
     }
@@ -31,7 +30,16 @@ impl BudgetHandle {
     /// Sets the limit. A limit below what is charged frees nothing: requests are refused until enough is released, and pressure
     /// functions are called.
     pub fn set_limit(&self, bytes: usize) {
-        let over = self.core.set_limit(bytes);
+        self.press(self.change_limit(bytes));
+    }
+
+    /// [`BudgetHandle::set_limit`] without pressure functions. Returns the bytes above the limit, for [`BudgetHandle::press`].
+    pub(crate) fn change_limit(&self, bytes: usize) -> usize {
+        self.core.set_limit(bytes)
+    }
+
+    /// Calls the pressure functions if `over` bytes are above the limit.
+    pub(crate) fn press(&self, over: usize) {
         if over == 0 {
             return;
         }
@@ -42,31 +50,26 @@ impl BudgetHandle {
     }
 
     /// Bytes charged: blocks until they are free, reservations, and operations in flight.
-    #[must_use]
     pub fn reserved_bytes(&self) -> usize {
         self.core.quotas.snapshot(0, DEVICE).charged
     }
 
     /// The limit less what is charged; 0 when the limit was lowered below.
-    #[must_use]
     pub fn remaining(&self) -> usize {
         self.core.quotas.snapshot(0, DEVICE).free()
     }
 
     /// Bytes of returned blocks that the resource below had not freed when it was last asked.
-    #[must_use]
     pub fn pending_bytes(&self) -> usize {
         self.core.quotas.snapshot(0, DEVICE).pending
     }
 
     /// How many requests wait for memory, as their [`WaitPolicy`](super::WaitPolicy) says.
-    #[must_use]
     pub fn waiting_requests(&self) -> usize {
         self.core.queue.len()
     }
 
     /// The policy that requests follow before they are refused.
-    #[must_use]
     pub fn policy(&self) -> OomPolicy {
         self.core.policy()
     }
@@ -82,13 +85,11 @@ impl BudgetHandle {
     }
 
     /// What each tag holds, the largest first.
-    #[must_use]
     pub fn usage_by_tag(&self) -> Vec<TagUsage> {
         self.core.tags()
     }
 
     /// What each scope holds, the largest first.
-    #[must_use]
     pub fn usage_by_scope(&self) -> Vec<ScopeUsage> {
         self.core.scopes()
     }
@@ -110,7 +111,6 @@ impl BudgetHandle {
     }
 
     /// The report of the last refusal. [`OomReport::last_of_thread`] is that of the calling thread.
-    #[must_use]
     pub fn last_oom(&self) -> Option<Arc<OomReport>> {
         self.core.last_oom.lock().clone()
     }

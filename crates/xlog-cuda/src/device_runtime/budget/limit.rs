@@ -71,19 +71,16 @@ impl EffectiveLimit {
     }
 
     /// The limit.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.ruling().1
     }
 
     /// The source of the limit.
-    #[must_use]
     pub fn ruled_by(&self) -> LimitSource {
         self.ruling().0
     }
 
     /// All limits that were set.
-    #[must_use]
     pub fn limits(&self) -> &[(LimitSource, usize)] {
         &self.limits
     }

@@ -34,7 +34,6 @@
 //! ```
 
 mod callbacks;
-mod charging;
 mod core;
 mod handle;
 mod limit;
@@ -55,15 +54,15 @@ mod waiting;
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use self::core::BudgetCore;
 use self::quota::Charge;
 use super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, ResourceError, ResourceResult,
-    StreamId,
+    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError,
+    ResourceResult, StreamId,
 };
 
 pub use callbacks::Registration;
@@ -105,6 +104,8 @@ pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     /// Whether `OutOfBudget` from below comes from a meter of physical bytes; otherwise it comes from a budget that has already
     /// reclaimed.
     metered: AtomicBool,
+    /// That meter.
+    meter: OnceLock<Arc<dyn PhysicalMeter>>,
     /// Handles do not keep the cap: a dropped budget caps nothing.
     _cap: Arc<PhysicalCap>,
 }
@@ -126,7 +127,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         // A resource that takes no device memory itself, or does not support caps, is limited by the charges of its blocks.
         let _ = inner.cap_physical(cap.clone());
         let handle = BudgetHandle::new(core.clone());
-        Self { handle, core, inner, metered: AtomicBool::new(false), _cap: cap }
+        let (metered, meter) = (AtomicBool::new(false), OnceLock::new());
+        Self { handle, core, inner, metered, meter, _cap: cap }
     }
 
     /// Sets the policy for requests that do not fit at once.
@@ -136,32 +138,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self
     }
 
-    /// The limit.
-    #[must_use]
-    pub fn limit(&self) -> usize {
-        self.handle.limit()
-    }
-
-    /// Bytes charged: blocks until they are free, reservations, and operations under way.
-    #[must_use]
-    pub fn reserved_bytes(&self) -> usize {
-        self.handle.reserved_bytes()
-    }
-
-    /// The limit less what is charged; 0 when the limit was lowered below.
-    #[must_use]
-    pub fn remaining(&self) -> usize {
-        self.handle.remaining()
-    }
-
     /// The resource below.
-    #[must_use]
     pub fn inner(&self) -> &R {
         &self.inner
     }
 
     /// A handle that stays usable after the budget has become part of a runtime.
-    #[must_use]
     pub fn handle(&self) -> BudgetHandle {
         self.handle.clone()
     }

@@ -96,21 +96,6 @@ impl<const N: usize> InFlight<N> {
         Self { own, others: AtomicU64::new(0) }
     }
 
-    /// Adds to the bytes of this thread. A negative number wraps.
-    #[inline(always)]
-    fn add(&self, bytes: u64) {
-        let index = thread_index() as usize;
-        match self.own.get(index).filter(|_| index > 0) {
-            // Release: a thread that sees an operation ended sees what it stored before.
-            Some(OwnBytes(own)) => {
-                own.store(own.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Release);
-            }
-            None => {
-                self.others.fetch_add(bytes, Ordering::AcqRel);
-            }
-        }
-    }
-
     fn sum(&self) -> usize {
         let own = self.own.iter().map(|OwnBytes(own)| own.load(Ordering::Acquire));
         own.fold(self.others.load(Ordering::Acquire), u64::wrapping_add) as usize
@@ -191,13 +176,26 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
     /// Begins an operation on charged bytes.
     #[inline(always)]
     pub(crate) fn begin(&self, bytes: usize) {
-        self.in_flight.add(bytes as u64);
+        let InFlight { own, others } = &self.in_flight;
+        let index = thread_index() as usize;
+        match own.get(index).filter(|_| index > 0) {
+            // Release: a thread that sees an operation ended sees what it stored before.
+            Some(OwnBytes(own)) => {
+                own.store(
+                    own.load(Ordering::Relaxed).wrapping_add(bytes as u64),
+                    Ordering::Release,
+                );
+            }
+            None => {
+                others.fetch_add(bytes as u64, Ordering::AcqRel);
+            }
+        }
     }
 
-    /// Ends an operation; its bytes stay charged.
+    /// Ends an operation; its bytes stay charged. The sums wrap.
     #[inline(always)]
     pub(crate) fn end(&self, bytes: usize) {
-        self.in_flight.add((bytes as u64).wrapping_neg());
+        self.begin(bytes.wrapping_neg());
     }
 
     /// Ends an operation and releases its bytes. Returns true if a thread waits for memory.

@@ -3,15 +3,16 @@
 //! A request that can never fit is refused at once. Else, in this order, with a new attempt after each step:
 //! 1. the unused credit of all shards;
 //! 2. completed frees of the resource below, and a trim where a guard holds freed blocks back;
-//! 3. polls of pending frees and of operations in flight, until the deadline of the call;
-//! 4. pressure functions;
-//! 5. the queue, if the policy says so.
+//! 3. where the ledger refused: memory that other processes have cached;
+//! 4. polls of pending frees and of operations in flight, until the deadline of the call;
+//! 5. pressure functions;
+//! 6. the queue, if the policy says so.
 //!
 //! No lock is held while the resource below or a function is called. All waiting for the device in one call spends one deadline
 //! ([`DeviceWait`]), of which half is kept for what pressure functions free.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
@@ -27,6 +28,12 @@ use crate::device_wait::{self, Backoff, DeviceWait};
 /// Attempts in a row without a pause, while each finds freed blocks that other threads then take.
 const MAX_ROUNDS: u32 = 64;
 
+/// Times that other processes are asked in one request without a wait: another process may take the memory each time.
+const MAX_FUTILE_ASKS: u32 = 32;
+const WORTHWHILE_WAIT: Duration = Duration::from_millis(1);
+/// The longest wait for other processes before this one looks at its own pending frees again.
+const LONGEST_ASK: Duration = Duration::from_millis(50);
+
 type PressureFunction = Arc<dyn Fn(&Pressure) + Send + Sync>;
 
 /// The progress of a request through the steps, and its deadline. Made when the request first fails.
@@ -35,6 +42,8 @@ pub(super) struct ReclaimState {
     policy: OomPolicy,
     step: u32,
     called: usize,
+    /// Times that other processes were asked in vain, without a wait.
+    futile_asks: u32,
     backoff: Backoff,
     /// The part of the deadline that waits below must leave for pressure functions; `None` before the resource may wait at all.
     pub(super) kept_below: Option<Duration>,
@@ -46,7 +55,7 @@ impl ReclaimState {
     pub(super) fn new(policy: OomPolicy, spent: Duration) -> Self {
         let _deadline = DeviceWait::begin(policy.deadline.saturating_sub(spent));
         let backoff = Backoff::default();
-        Self { policy, step: 0, called: 0, backoff, kept_below: None, _deadline }
+        Self { policy, step: 0, called: 0, futile_asks: 0, backoff, kept_below: None, _deadline }
     }
 }
 
@@ -214,7 +223,12 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 
     /// Takes the next step to make room below. Returns false if no step is left.
     #[cold]
-    pub(super) fn reclaim_step(&self, charge: &Charge, reclaim: &mut ReclaimState) -> bool {
+    pub(super) fn reclaim_step(
+        &self,
+        charge: &Charge,
+        error: &ResourceError,
+        reclaim: &mut ReclaimState,
+    ) -> bool {
         let functions = self.core.pressure.outermost();
         let next = functions.get(reclaim.called..).unwrap_or_default();
         let step = reclaim.step;
@@ -224,6 +238,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             1 => {
                 let _ = self.inner.trim();
             }
+            _ if self.asks_other_processes(error, reclaim, kept_for(next)) => reclaim.step = step,
             // From here on the resource may wait.
             2 => reclaim.kept_below = Some(kept_for(next)),
             _ if self.pauses_for_frees(reclaim) => self.reap_below(),
@@ -239,6 +254,32 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
         }
         true
+    }
+
+    /// Asks other processes of the ledger for what they have cached. Returns whether the request may fit now, or the own frees may serve
+    /// it.
+    fn asks_other_processes(
+        &self,
+        error: &ResourceError,
+        reclaim: &mut ReclaimState,
+        kept: Duration,
+    ) -> bool {
+        let Some(meter) = self.meter.get() else { return false };
+        let limit = device_wait::left().unwrap_or_default().saturating_sub(kept);
+        if limit.is_zero() || reclaim.futile_asks >= MAX_FUTILE_ASKS {
+            return false;
+        }
+        let began = Instant::now();
+        let may_fit = meter.relieve(error, limit.min(LONGEST_ASK));
+        let waited = began.elapsed();
+        device_wait::spend(waited);
+        reclaim.futile_asks += u32::from(waited < WORTHWHILE_WAIT);
+        // A process that has not answered may do so later.
+        let more_to_come = waited >= LONGEST_ASK;
+        if !may_fit && more_to_come {
+            self.reap_below();
+        }
+        may_fit || more_to_come
     }
 
     fn pauses_for_frees(&self, reclaim: &mut ReclaimState) -> bool {

@@ -162,6 +162,12 @@ pub struct OtherProcess {
     pub name: String,
     /// Its bytes of the device, used or granted.
     pub bytes: usize,
+    /// Those of the bytes that it has cached, if it publishes that.
+    pub cached: Option<usize>,
+    /// Those of the bytes that were freed and wait for work on streams, if it publishes that.
+    pub pending: Option<usize>,
+    /// Whether it has answered the last request for cached memory. A stopped process has not.
+    pub has_answered: bool,
 }
 
 /// The call that was refused.
@@ -309,7 +315,7 @@ impl OomReport {
         }
     }
 
-    /// Keeps the report for this thread, and for whoever prints its error.
+    /// Keeps the report for this thread, and for the code that prints its error.
     pub(crate) fn file(self) -> Arc<Self> {
         let report = Arc::new(self);
         let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
@@ -341,7 +347,6 @@ impl OomReport {
     }
 
     /// The report as one JSON object.
-    #[must_use]
     pub fn to_json(&self) -> String {
         #[derive(Serialize)]
         struct Object<'a> {

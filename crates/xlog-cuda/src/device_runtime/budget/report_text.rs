@@ -5,7 +5,7 @@ use std::fmt;
 use xlog_base::{size_text, size_text_up};
 
 use super::limit::LimitSource;
-use super::report::{OomCause, OomReport, RefusedBy, TagUsage};
+use super::report::{OomCause, OomReport, OtherProcess, RefusedBy, TagUsage};
 
 /// Holders, and other processes, that the line of an error names.
 const IN_LINE: usize = 3;
@@ -25,7 +25,6 @@ fn quoted(tag: &TagUsage) -> String {
 
 impl OomReport {
     /// What would help, the most useful first.
-    #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         let missing = self.needed.saturating_sub(self.remaining);
@@ -59,10 +58,9 @@ impl OomReport {
                 "synchronize the streams that use returned blocks, close open uses, or wait longer"
                     .to_owned()
             }
-            OomCause::OtherProcesses if self.refused_by == RefusedBy::Ledger => {
-                "trim or end other processes of the ledger, or raise its limit".to_owned()
+            OomCause::OtherProcesses => {
+                self.silent_holder(missing).unwrap_or_else(|| self.end_others())
             }
-            OomCause::OtherProcesses => "trim or end other processes on this device".to_owned(),
             OomCause::Fragmentation => format!(
                 "ask for pieces of at most {} bytes, or trim",
                 self.free_space.map_or(0, |space| space.largest)
@@ -78,6 +76,23 @@ impl OomReport {
             ));
         }
         hints
+    }
+
+    /// What helps if other processes hold the memory.
+    fn end_others(&self) -> String {
+        match self.refused_by == RefusedBy::Ledger {
+            true => "trim or end other processes of the ledger, or raise its limit".to_owned(),
+            false => "trim or end other processes on this device".to_owned(),
+        }
+    }
+
+    /// What helps if the other process with the memory does not answer.
+    fn silent_holder(&self, missing: usize) -> Option<String> {
+        let has_it = |cached: usize| cached >= missing;
+        let silent =
+            |other: &&OtherProcess| !other.has_answered && other.cached.is_some_and(has_it);
+        let other = self.processes.iter().find(silent)?;
+        Some(format!("continue or end process {}, which may be stopped", other.pid))
     }
 
     /// Names the smallest tag whose live blocks are enough, or else what is missing.
@@ -213,7 +228,13 @@ impl OomReport {
                 .processes
                 .iter()
                 .take(IN_LINE)
-                .map(|other| format!("{} '{:.40}' {}", other.pid, other.name, size(other.bytes)))
+                .map(|other| {
+                    let cached = other.cached.filter(|cached| *cached > 0);
+                    let cached = cached.map(|cached| format!(" with {} cached", size(cached)));
+                    let silent = if other.has_answered { "" } else { " (does not answer)" };
+                    let (pid, name, bytes) = (other.pid, &other.name, size(other.bytes));
+                    format!("{pid} '{name:.40}' {bytes}{}{silent}", cached.unwrap_or_default())
+                })
                 .collect();
             if !named.is_empty() {
                 write!(f, " (process {})", named.join(", "))?;
@@ -285,7 +306,13 @@ impl fmt::Display for OomReport {
             writeln!(f, "  {} other processes hold {} bytes", others.processes, others.bytes)?;
         }
         for other in &self.processes {
-            writeln!(f, "  process {} '{:.40}': {} bytes", other.pid, other.name, other.bytes)?;
+            write!(f, "  process {} '{:.40}': {} bytes", other.pid, other.name, other.bytes)?;
+            if let (Some(cached), Some(pending)) = (other.cached, other.pending)
+                && cached.saturating_add(pending) > 0
+            {
+                write!(f, ", {cached} cached, {pending} pending")?;
+            }
+            writeln!(f, "{}", if other.has_answered { "" } else { ", does not answer" })?;
         }
         if let (Some(free), Some(total)) = (self.device_free, self.device_total) {
             writeln!(f, "  the card has {free} bytes free of {total}")?;

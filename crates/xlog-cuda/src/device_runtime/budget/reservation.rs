@@ -53,7 +53,6 @@ pub struct BudgetReservation {
 
 impl BudgetReservation {
     /// Bytes that are left.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }

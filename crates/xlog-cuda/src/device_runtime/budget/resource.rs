@@ -1,19 +1,272 @@
-//! The budget as a resource: allocations and frees with their charges. Everything else is forwarded.
+//! The budget as a resource. An allocation is charged first; after the call of the resource below its charge is confirmed, corrected or
+//! released. A free releases the charge once the block is free. Everything else is forwarded.
+//!
+//! Invariants: a charge in flight is counted as used until its call returns, and a panic below releases it. No lock is held while
+//! the resource below is called.
+//!
+//! It does not decide what fits: see `quota`. It does not free memory for a request: see `reclaim`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::GlobalDeviceBudget;
-use super::charging::call_below;
 use super::core::{BudgetCore, TakenCharge};
 use super::pending::Pending;
+use super::policy::OomPolicy;
 use super::quota::Charge;
 use super::reclaim::ReclaimState;
 use super::reservation::BudgetReservation;
+use super::{scope, tags};
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, MemoryUse,
     PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
+use crate::device_wait::{self, DeviceWait};
+
+/// Attempts to allocate a block that comes back larger than announced.
+const MAX_ATTEMPTS: u32 = 4;
+
+/// A charge whose inner call is in progress. A panic below drops it, which releases the charge.
+struct ChargeInFlight<'a> {
+    core: &'a BudgetCore,
+    charge: Charge,
+}
+
+impl Drop for ChargeInFlight<'_> {
+    fn drop(&mut self) {
+        self.core.release(&self.charge);
+    }
+}
+
+/// The outcome of an inner call that gave no block.
+enum Outcome {
+    /// The error, and the time that budgets below waited before this call had a deadline.
+    Failed(ResourceError, Duration),
+    /// The block was larger than announced and did not fit; this is its charge.
+    Larger(usize),
+}
+
+/// One block or several.
+pub(super) trait Blocks {
+    fn blocks(&self) -> &[DeviceBlock];
+}
+
+impl Blocks for DeviceBlock {
+    fn blocks(&self) -> &[DeviceBlock] {
+        std::slice::from_ref(self)
+    }
+}
+
+impl Blocks for Vec<DeviceBlock> {
+    fn blocks(&self) -> &[DeviceBlock] {
+        self
+    }
+}
+
+/// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
+/// An error has the time that budgets below waited before there was a deadline.
+fn call_below<T>(
+    reclaim: Option<&ReclaimState>,
+    call: impl FnOnce() -> ResourceResult<T>,
+) -> Result<T, (ResourceError, Duration)> {
+    match reclaim.and_then(|reclaim| reclaim.kept_below) {
+        Some(kept) => {
+            let left = device_wait::left().unwrap_or_default();
+            let _deadline = DeviceWait::begin(left.saturating_sub(kept));
+            call().map_err(|error| (error, Duration::ZERO))
+        }
+        None => {
+            let deferred = device_wait::defer();
+            call().map_err(|error| (error, deferred.end()))
+        }
+    }
+}
+
+impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// The charge of a block of `bytes` bytes, which is charged `charge`, to this thread's scope.
+    #[inline(always)]
+    pub(super) fn charge_for_block(
+        &self,
+        bytes: usize,
+        charge: usize,
+        tag: AllocTag,
+    ) -> ResourceResult<Charge> {
+        if bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        let (tag, scope) = (tags::index_of(tag), scope::current(&self.core));
+        Ok(Charge { bytes: charge, tag, scope })
+    }
+
+    /// Charges and calls the resource below. If either fails, reclaims and tries again until no step is left.
+    ///
+    /// `announced` is the charge of each block of the request. Without a `policy` the budget's own rules.
+    #[inline(always)]
+    pub(super) fn allocate_charged<B: Blocks>(
+        &self,
+        charge: Charge,
+        policy: Option<&OomPolicy>,
+        call: impl Fn() -> ResourceResult<B>,
+        announced: impl Fn(usize) -> usize,
+    ) -> ResourceResult<B> {
+        if !self.core.quotas.charge(&charge) {
+            return self.allocate_with_reclaim(charge, policy, None, call, announced);
+        }
+        let in_flight = ChargeInFlight { core: &self.core, charge };
+        let deferred = device_wait::defer();
+        // Returned as it is, since each move would copy the block.
+        let result = call();
+        if let Ok(given) = &result
+            && self.record_charges(charge, given, &announced) == charge.bytes
+        {
+            std::mem::forget(in_flight);
+            self.core.quotas.end(charge.bytes);
+            return result;
+        }
+        let spent = deferred.end();
+        let result = result.map_err(|error| (error, spent));
+        match self.finish_attempt(in_flight, result, &announced) {
+            Ok(given) => Ok(given),
+            Err(failed) => {
+                self.allocate_with_reclaim(charge, policy, Some(failed), call, announced)
+            }
+        }
+    }
+
+    /// Stores the charge of each block. Returns what they are charged together.
+    #[inline(always)]
+    fn record_charges<B: Blocks>(
+        &self,
+        charge: Charge,
+        given: &B,
+        announced: impl Fn(usize) -> usize,
+    ) -> usize {
+        let mut real = 0_usize;
+        for (n, block) in given.blocks().iter().enumerate() {
+            let bytes = announced(n).max(block.bytes);
+            real = real.saturating_add(bytes);
+            self.core.record(block.generation, &Charge { bytes, ..charge });
+        }
+        real
+    }
+
+    /// Ends a call of the resource below: confirms, corrects or releases the charge.
+    #[cold]
+    #[inline(never)]
+    fn finish_attempt<B: Blocks>(
+        &self,
+        in_flight: ChargeInFlight<'_>,
+        result: Result<B, (ResourceError, Duration)>,
+        announced: impl Fn(usize) -> usize,
+    ) -> Result<B, Outcome> {
+        let charge = in_flight.charge;
+        let given = match result {
+            Ok(given) => given,
+            Err((error, spent)) => return Err(Outcome::Failed(error, spent)),
+        };
+        let real = self.record_charges(charge, &given, &announced);
+        std::mem::forget(in_flight);
+        if real != charge.bytes {
+            return self.correct_charge(charge, real, given, announced);
+        }
+        self.core.quotas.end(charge.bytes);
+        Ok(given)
+    }
+
+    /// Slow path: goes on after the first attempt, whose outcome is `failed` if it was charged.
+    #[cold]
+    #[inline(never)]
+    fn allocate_with_reclaim<B: Blocks>(
+        &self,
+        mut charge: Charge,
+        policy: Option<&OomPolicy>,
+        mut failed: Option<Outcome>,
+        call: impl Fn() -> ResourceResult<B>,
+        announced: impl Fn(usize) -> usize,
+    ) -> ResourceResult<B> {
+        let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
+        let mut reclaim: Option<ReclaimState> = None;
+        let mut larger = 0;
+        loop {
+            match failed {
+                None => {}
+                Some(Outcome::Failed(error, spent)) => {
+                    if !self.is_shortage(&error) {
+                        return Err(error);
+                    }
+                    let reclaim = reclaim.get_or_insert_with(|| ReclaimState::new(policy(), spent));
+                    if !self.reclaim_step(&charge, &error, reclaim) {
+                        self.report_below(&charge, &error);
+                        return Err(error);
+                    }
+                }
+                Some(Outcome::Larger(bytes)) => {
+                    charge.bytes = bytes;
+                    larger += 1;
+                    if larger > MAX_ATTEMPTS {
+                        let snapshot = self.core.quotas.snapshot(bytes, charge.scope);
+                        return Err(self.refuse(&charge, snapshot));
+                    }
+                }
+            }
+            if !self.core.quotas.charge(&charge) {
+                let reclaim =
+                    reclaim.get_or_insert_with(|| ReclaimState::new(policy(), Duration::ZERO));
+                self.charge_with_reclaim(&charge, reclaim)?;
+            }
+            let in_flight = ChargeInFlight { core: &self.core, charge };
+            let result = call_below(reclaim.as_ref(), &call);
+            failed = match self.finish_attempt(in_flight, result, &announced) {
+                Ok(given) => return Ok(given),
+                Err(outcome) => Some(outcome),
+            };
+        }
+    }
+
+    /// Returns whether reaping, trimming or pressure functions may help against an error.
+    pub(super) fn is_shortage(&self, error: &ResourceError) -> bool {
+        match error {
+            ResourceError::OutOfMemory { .. } => true,
+            ResourceError::OutOfBudget { .. } => self.metered.load(Ordering::Acquire),
+            _ => false,
+        }
+    }
+
+    /// Corrects the charge of blocks that are charged `real` bytes. If that does not fit, frees the blocks.
+    fn correct_charge<B: Blocks>(
+        &self,
+        charge: Charge,
+        real: usize,
+        given: B,
+        announced: impl Fn(usize) -> usize,
+    ) -> Result<B, Outcome> {
+        if real < charge.bytes {
+            // The request was repeated with the size of a larger block than it got.
+            self.core.quotas.end(real);
+            self.core.release(&Charge { bytes: charge.bytes - real, ..charge });
+            return Ok(given);
+        }
+        let excess = Charge { bytes: real - charge.bytes, ..charge };
+        if self.core.charge_audited(&excess).is_ok() {
+            self.core.quotas.end(real);
+            return Ok(given);
+        }
+        // Recorded with what was charged, so that the free releases it whenever it completes.
+        let mut left = charge.bytes;
+        let count = given.blocks().len();
+        for (n, block) in given.blocks().iter().enumerate() {
+            let bytes = if n + 1 == count { left } else { announced(n).min(left) };
+            left -= bytes;
+            self.core.record(block.generation, &Charge { bytes, ..charge });
+        }
+        self.core.quotas.end(charge.bytes);
+        for block in given.blocks() {
+            let _ = self.deallocate(DeviceBlock { ..*block });
+        }
+        Err(Outcome::Larger(real))
+    }
+}
 
 /// A free in progress. A panic below drops it, which leaves the block charged.
 struct FreeInFlight<'a> {
@@ -38,18 +291,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         taken: TakenCharge<'_>,
         error: Option<&ResourceError>,
     ) {
-        // A refused free changed nothing. After any other failure the resource below has the block.
-        let refused = match error {
-            None => false,
-            Some(ResourceError::UseAfterFree { generation }) if *generation == id.generation => {
-                true
-            }
-            Some(_) => {
-                id.device_ordinal != self.inner.device_ordinal()
-                    || self.inner.block_state(id) == BlockState::Live
-            }
-        };
-        if refused {
+        if error.is_some_and(|error| error.is_refused_free(id, &self.inner)) {
             return self.core.quotas.end(charge.bytes);
         }
         taken.discard();
@@ -149,6 +391,18 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
     }
 
+    fn allocate_tracked(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let charge = self.inner.charge_for_aligned(bytes, align);
+        let call = || self.inner.allocate_tracked(bytes, align, stream, tag);
+        self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
+    }
+
     fn allocate_batch(
         &self,
         sizes: &[usize],
@@ -167,16 +421,31 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         self.allocate_charged(charge, None, call, announced)
     }
 
+    fn memory_use(&self) -> Option<MemoryUse> {
+        let below = self.inner.memory_use()?;
+        let pending = below.pending.saturating_add(self.pending_bytes());
+        Some(MemoryUse::of_physical(below.physical(), below.cached, pending))
+    }
+
     fn trim(&self) -> ResourceResult<usize> {
         let trimmed = self.inner.trim();
         self.scan_pending();
         trimmed
     }
 
+    fn trim_under_pressure(&self) -> ResourceResult<usize> {
+        let trimmed = self.inner.trim_under_pressure();
+        self.scan_pending();
+        trimmed
+    }
+
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.inner.meter_physical(meter)?;
+        self.inner.meter_physical(meter.clone())?;
         let below = self.inner.reserve_budget(0);
         let is_lowest = matches!(below, Ok(None) | Err(ResourceError::Unsupported { .. }));
+        if is_lowest {
+            let _ = self.meter.set(meter);
+        }
         self.metered.store(is_lowest, Ordering::Release);
         Ok(())
     }
@@ -215,7 +484,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
                 Err((error, spent)) if self.is_shortage(&error) => {
                     let reclaim =
                         reclaim.get_or_insert_with(|| ReclaimState::new(self.core.policy(), spent));
-                    if !self.reclaim_step(&charge, reclaim) {
+                    if !self.reclaim_step(&charge, &error, reclaim) {
                         self.report_below(&charge, &error);
                         return Err(error);
                     }

@@ -106,25 +106,21 @@ impl BudgetScope {
     }
 
     /// The names of the scopes around it and its own, with slashes between.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.shared.name
     }
 
     /// Bytes charged to it and the scopes inside, reservations included.
-    #[must_use]
     pub fn used(&self) -> usize {
         self.figures().used
     }
 
     /// The guarantee.
-    #[must_use]
     pub fn soft(&self) -> usize {
         self.figures().soft
     }
 
     /// The bound.
-    #[must_use]
     pub fn hard(&self) -> usize {
         self.figures().hard
     }

@@ -26,8 +26,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         for (job, is_held) in jobs {
             let inside = is_held && self.config.poison;
             let work = GuardWork { access: Access::Read, after_uses: true };
-            let worked =
-                self.work(job.below, job.stream_slot, work, |raw| self.check(&job, inside, raw));
+            let worked = self.work_outside(&job, work, |raw| self.check(&job, inside, raw));
             let this = worked.map(|worked| {
                 // A block that a captured stream may still use is checked when it is freed.
                 if let Some(Worked { done, point }) = worked {

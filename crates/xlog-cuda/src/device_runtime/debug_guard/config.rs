@@ -65,15 +65,11 @@ pub struct GuardConfig {
     pub quarantine_blocks: usize,
     /// Whether reports say where a block was allocated and freed. Walking the stack takes microseconds.
     pub backtraces: bool,
-    /// Freed blocks that a post-mortem remembers.
-    pub history_blocks: usize,
     /// Where a block lies between its guard pages.
     pub placement: PagePlacement,
     /// The maximum physical memory of blocks between guard pages. `None` is 64 MiB if blocks are sampled, otherwise no limit. A
     /// sampled block beyond it is not guarded.
     pub page_bytes: Option<usize>,
-    /// Address ranges of freed blocks that stay unmapped before the oldest is reused.
-    pub resting_ranges: usize,
     /// Where reports are written.
     pub output: GuardOutput,
 }
@@ -88,10 +84,8 @@ impl Default for GuardConfig {
             quarantine_bytes: 64 << 20,
             quarantine_blocks: 1024,
             backtraces: false,
-            history_blocks: 1024,
             placement: PagePlacement::default(),
             page_bytes: None,
-            resting_ranges: 1024,
             output: GuardOutput::default(),
         }
     }
@@ -140,13 +134,6 @@ impl GuardConfig {
         self
     }
 
-    /// Sets the number of freed blocks that a post-mortem remembers.
-    #[must_use]
-    pub fn with_history(mut self, blocks: usize) -> Self {
-        self.history_blocks = blocks;
-        self
-    }
-
     /// Sets where a block lies between its guard pages.
     #[must_use]
     pub fn with_placement(mut self, placement: PagePlacement) -> Self {
@@ -158,13 +145,6 @@ impl GuardConfig {
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.page_bytes = Some(bytes);
-        self
-    }
-
-    /// Sets the number of ranges that stay unmapped.
-    #[must_use]
-    pub fn with_resting_ranges(mut self, ranges: usize) -> Self {
-        self.resting_ranges = ranges;
         self
     }
 

@@ -293,6 +293,22 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(Some(Worked { done, point }))
     }
 
+    /// [`GuardCore::work`] on a block that is freed or checked. `None` while its stream is captured: the work would become part of the graph,
+    /// and run again on memory that has another owner.
+    pub(super) fn work_outside<T>(
+        &self,
+        job: &BlockJob,
+        work: GuardWork,
+        queue: impl FnOnce(&RawStream) -> ResourceResult<T>,
+    ) -> ResourceResult<Option<Worked<T>>> {
+        let streams = &self.parts()?.streams;
+        let own = job.stream_slot.and_then(|slot| streams.at(slot));
+        if own.is_some_and(|own| own.check_not_capturing("guard").is_err()) {
+            return Ok(None);
+        }
+        self.work(job.below, job.stream_slot, work, queue)
+    }
+
     /// Announces to the resource below all work that the block's own stream has queued so far, before the first announced use of
     /// the block is prepared. The guard announces its own work on that stream, so the resource below cannot detect that the user's
     /// work was not announced.
@@ -372,7 +388,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         };
         let work = GuardWork { access: Access::Write, after_uses: true };
         let mut is_idle = false;
-        let worked = self.work(job.below, job.stream_slot, work, |raw| {
+        let worked = self.work_outside(&job, work, |raw| {
             let redzones = &job.info.redzones;
             // The stream follows every use of the block by now.
             is_idle = is_mapped && raw.poll_tail();
@@ -478,8 +494,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let Some(job) = self.registry.lock().job(generation) else { return Ok(()) };
         let inside = self.config.poison;
         let work = GuardWork { access: Access::Read, after_uses: true };
-        let worked =
-            self.work(job.below, job.stream_slot, work, |raw| self.check(&job, inside, raw));
+        let worked = self.work_outside(&job, work, |raw| self.check(&job, inside, raw));
         match worked {
             Ok(Some(Worked { done, point })) => {
                 self.track_check(&job.info, done, point, FoundBy::Release);
@@ -502,7 +517,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             // after the check.
             let is_mapped = self.registry.lock().is_mapped(generation);
             match !is_mapped && self.is_complete(point) {
-                true => self.registry.lock().remove(&[generation], self.config.history_blocks),
+                true => self.registry.lock().remove(&[generation]),
                 false => self.registry.lock().linger(generation),
             }
         }
@@ -540,7 +555,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             .map(|(generation, ..)| generation)
             .collect();
         if !freed.is_empty() {
-            self.registry.lock().remove(&freed, self.config.history_blocks);
+            self.registry.lock().remove(&freed);
         }
     }
 

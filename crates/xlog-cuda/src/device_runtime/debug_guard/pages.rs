@@ -20,6 +20,8 @@ use crate::device_runtime::resource::{MIN_ALIGN, PhysicalMeter, ResourceError, R
 
 /// Bytes of reserved addresses, which take no memory.
 pub(super) const ADDRESSES: usize = 1 << 40;
+/// Address ranges of freed blocks that stay unmapped before the oldest is reused.
+const MAX_RESTING: usize = 1024;
 
 /// The mapped units of one block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +47,6 @@ pub(super) struct Pages {
     device: Arc<CudaDevice>,
     placement: PagePlacement,
     canary: usize,
-    resting: usize,
     max_physical: usize,
     /// Where the addresses begin, once they are reserved.
     base: OnceLock<u64>,
@@ -63,7 +64,6 @@ impl Pages {
             device,
             placement: config.placement,
             canary: config.canary_bytes,
-            resting: config.resting_ranges,
             max_physical: config.max_page_bytes(),
             base: OnceLock::new(),
             ranges: Mutex::default(),
@@ -298,7 +298,7 @@ impl Pages {
     fn free_range(&self, start: u64, bytes: usize) {
         let (unit, base) = (self.unit(), self.base.get().copied().unwrap_or(0));
         let offset = start - unit as u64 - base;
-        self.ranges.lock().free(offset, bytes + 2 * unit, self.resting);
+        self.ranges.lock().free(offset, bytes + 2 * unit, MAX_RESTING);
     }
 
     /// Releases the addresses if nothing is mapped in them.

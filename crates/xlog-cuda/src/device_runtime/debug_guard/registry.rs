@@ -14,6 +14,9 @@ use crate::device_runtime::resource::{
     BlockId, DeviceBlock, Generation, ResourceError, ResourceResult,
 };
 
+/// Freed blocks that a post-mortem remembers.
+const MAX_HISTORY: usize = 1024;
+
 /// The stage of a guarded block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
@@ -278,14 +281,14 @@ impl BlockRegistry {
     }
 
     /// Moves blocks that are freed below to the history.
-    pub(super) fn remove(&mut self, freed: &[Generation], history: usize) {
+    pub(super) fn remove(&mut self, freed: &[Generation]) {
         for generation in freed {
             if let Some(entry) = self.blocks.remove(generation) {
                 self.lingering -= if entry.lingers { entry.charge } else { 0 };
                 self.history.push_back(entry.info);
             }
         }
-        while self.history.len() > history {
+        while self.history.len() > MAX_HISTORY {
             self.history.pop_front();
         }
         self.gone.retain(|generation| !freed.contains(generation));

@@ -443,6 +443,14 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         flushed.and(trimmed)
     }
 
+    /// Empties the quarantine first, unless its checks would wait: over a resource that tracks no uses they do.
+    fn trim_under_pressure(&self) -> ResourceResult<usize> {
+        let is_tracked = self.core.parts().is_ok_and(|parts| parts.tracked);
+        let flushed = if is_tracked { self.core.flush() } else { Ok(()) };
+        let trimmed = self.core.inner.trim_under_pressure();
+        flushed.and(trimmed)
+    }
+
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.core.inner.meter_physical(meter.clone())?;
         if let Some(pages) = &self.core.pages {

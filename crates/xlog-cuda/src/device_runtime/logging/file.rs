@@ -7,7 +7,7 @@ use std::path::Path;
 
 use xlog_trace::{
     Action, Failure, Fields, Format, NameId, Recorder, RecorderConfig, RecorderStats, TraceError,
-    UseAccess, intern, intern_text,
+    UseAccess, intern, intern_site, intern_text,
 };
 
 use super::{LogAction, LogRecord, LogResult, LoggingSink, SinkError};
@@ -34,12 +34,7 @@ struct FileSink {
 impl FileSink {
     fn create(path: &Path, format: Format, config: RecorderConfig) -> Result<Self, SinkError> {
         let epoch = config.header.epoch_unix_nanos;
-        let recorder = Recorder::create(path, config.with_format(format)).map_err(|error| {
-            match SinkError::from(error) {
-                SinkError::Io(text) => SinkError::Io(format!("{}: {text}", path.display())),
-                refused => refused,
-            }
-        })?;
+        let recorder = Recorder::create(path, config.with_format(format))?;
         Ok(Self { recorder, epoch })
     }
 
@@ -69,6 +64,8 @@ fn fields(record: &LogRecord, tag: Option<NameId>, failure: Option<Failure>, epo
         LogAction::ReapPending => Action::ReapPending,
         LogAction::UsePrepare => Action::UsePrepare,
         LogAction::UseFinish => Action::UseFinish,
+        LogAction::SegmentTake => Action::SegmentTake,
+        LogAction::SegmentReturn => Action::SegmentReturn,
     };
     let access = record.access.map(|access| match access {
         Access::Read => UseAccess::Read,
@@ -95,6 +92,8 @@ fn fields(record: &LogRecord, tag: Option<NameId>, failure: Option<Failure>, epo
         served_by: record.served_by.into(),
         access,
         failure,
+        site: record.site.map(intern_site),
+        stack: record.stack,
     }
 }
 

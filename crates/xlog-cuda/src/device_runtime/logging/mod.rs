@@ -14,19 +14,25 @@ mod order;
 mod query;
 mod record;
 mod resource;
+mod segments;
 mod served_by;
 mod sink;
+mod site;
+mod stack;
 mod unfinished;
 
 #[cfg(feature = "trace")]
 pub(super) use file::default_config;
 #[cfg(feature = "trace")]
 pub use file::{BinarySink, CsvSink};
+pub(crate) use query::is_logging;
 pub use query::{QueryScope, note_path};
 pub use record::{LogAction, LogRecord, LogResult};
 pub use resource::LoggingResource;
 pub use served_by::ServedBy;
 pub use sink::{InMemorySink, LoggingSink, NullSink, SinkError};
+pub(crate) use site::SiteScope;
+pub use stack::StackId;
 
 #[cfg(feature = "trace")]
 #[doc(inline)]

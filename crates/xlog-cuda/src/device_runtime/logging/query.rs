@@ -87,7 +87,6 @@ impl QueryScope {
     }
 
     /// The query of this scope.
-    #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -125,6 +124,11 @@ pub fn note_path(path: ServedBy) {
 /// Starts the noting of paths, once there is a resource that logs.
 pub(super) fn begin_logging() {
     LOGGED.store(true, Ordering::Relaxed);
+}
+
+/// Whether there has been a resource that logs: only then can a stack have one.
+pub(crate) fn is_logging() -> bool {
+    LOGGED.load(Ordering::Relaxed)
 }
 
 /// Returns the path noted since the last call, and resets it.

@@ -1,8 +1,9 @@
 //! The record of one operation. Plain values: a record of a success allocates and formats nothing.
 
 use std::fmt;
+use std::panic::Location;
 
-use super::ServedBy;
+use super::{ServedBy, StackId};
 use crate::device_runtime::resource::{Access, AllocTag, Generation, ResourceError, StreamId};
 
 /// The operation.
@@ -19,6 +20,10 @@ pub enum LogAction {
     UsePrepare,
     /// A use of a block was closed, or recorded after the fact, then without an access. Only where uses are logged.
     UseFinish,
+    /// A pool took a segment from the device. Only where segments are logged.
+    SegmentTake,
+    /// A pool returned a segment, or a part of one. Only where segments are logged.
+    SegmentReturn,
 }
 
 impl fmt::Display for LogAction {
@@ -29,6 +34,8 @@ impl fmt::Display for LogAction {
             Self::ReapPending => "reap_pending",
             Self::UsePrepare => "use_prepare",
             Self::UseFinish => "use_finish",
+            Self::SegmentTake => "segment_take",
+            Self::SegmentReturn => "segment_return",
         })
     }
 }
@@ -49,7 +56,6 @@ pub enum LogResult {
 
 impl LogResult {
     /// True for [`LogResult::Ok`].
-    #[must_use]
     pub fn is_ok(&self) -> bool {
         matches!(self, Self::Ok)
     }
@@ -100,10 +106,15 @@ pub struct LogRecord {
     pub access: Option<Access>,
     /// The process.
     pub process_id: u32,
+    /// Allocation: the source location of the caller, if the call went through a runtime or a memory manager.
+    pub site: Option<&'static Location<'static>>,
+    /// Allocation: the stack of the caller, if it was sampled; `xlog_trace::stack_frames` resolves it.
+    pub stack: Option<StackId>,
 }
 
 impl LogRecord {
-    /// A record of an action on a device with all other fields absent, for tests of sinks.
+    /// A record of an action on a device with all other fields absent.
+    #[inline(always)]
     #[must_use]
     pub fn new(action: LogAction, device_ordinal: u32) -> Self {
         Self {
@@ -125,6 +136,8 @@ impl LogRecord {
             served_by: ServedBy::Unknown,
             access: None,
             process_id: 0,
+            site: None,
+            stack: None,
         }
     }
 }

@@ -10,13 +10,41 @@ use xlog_driver::sync::thread_name;
 use super::clock;
 use super::order::next_order;
 use super::query::{begin_logging, reset_path};
+use super::segments::SegmentLog;
+use super::site::current_site;
+use super::stack::StackSampler;
 use super::unfinished::UnfinishedFrees;
-use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy};
+use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy, note_path};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    MIN_ALIGN, ResourceError, ResourceResult, Seal, StreamId,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    ResourceError, ResourceResult, Seal, SegmentWatcher, StreamId,
 };
+use crate::device_runtime::statistics::Backtraces;
+
+/// When a call began, by [`clock::now`], and how long it took.
+#[derive(Clone, Copy)]
+struct Call {
+    began: u64,
+    took: u64,
+}
+
+impl Call {
+    /// A call that began at `start` and has just ended.
+    #[inline(always)]
+    fn ended(start: u64) -> Self {
+        Self { began: start, took: clock::now().saturating_sub(start) }
+    }
+}
+
+/// A request for memory, as it is logged.
+#[derive(Clone, Copy)]
+struct Request {
+    bytes: usize,
+    align: Option<usize>,
+    stream: StreamId,
+    tag: AllocTag,
+}
 
 /// Logs every operation of the resource below.
 ///
@@ -46,12 +74,15 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     sink: Arc<dyn LoggingSink>,
     logs_uses: bool,
+    stacks: StackSampler,
     device_ordinal: u32,
     process_id: u32,
     /// The offset of the wall clock from the monotonic clock at creation: records have monotonic times plus this.
     clock_to_unix: u64,
-    unfinished: UnfinishedFrees<RecordFields>,
+    unfinished: UnfinishedFrees,
     refused: AtomicU64,
+    /// Dropped after the resource below, which returns its segments.
+    segments: Option<Arc<SegmentLog>>,
 }
 
 impl LoggingResource {
@@ -77,10 +108,12 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             inner,
             sink,
             logs_uses: false,
+            stacks: StackSampler::default(),
             process_id: std::process::id(),
             clock_to_unix: unix.wrapping_sub(clock::now()),
-            unfinished: UnfinishedFrees::new(),
+            unfinished: UnfinishedFrees::default(),
             refused: AtomicU64::new(0),
+            segments: None,
         }
     }
 
@@ -91,84 +124,100 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         self
     }
 
+    /// Whether the segments that a pool below takes from the device and returns are logged too. They are not by default.
+    ///
+    /// Segments that the pool holds now are logged as taken now.
+    #[must_use]
+    pub fn with_segment_logging(mut self, enabled: bool) -> Self {
+        self.segments = enabled.then(|| {
+            let Self { sink, device_ordinal, process_id, clock_to_unix, .. } = &self;
+            let log = SegmentLog::new(sink.clone(), *device_ordinal, *process_id, *clock_to_unix);
+            let log = Arc::new(log);
+            let watcher: Arc<dyn SegmentWatcher> = log.clone();
+            self.inner.watch_segments(&Arc::downgrade(&watcher));
+            log
+        });
+        self
+    }
+
+    /// Sets which allocations are logged with the stack of their caller; none is by default. `Sampled(n)` counts over all threads.
+    ///
+    /// Recording one takes microseconds. The thread that writes the log resolves it.
+    #[must_use]
+    pub fn with_stacks(mut self, stacks: Backtraces) -> Self {
+        self.stacks = StackSampler::new(stacks);
+        self
+    }
+
     /// Operations whose record is not in the log: the sink refused or lost it.
     ///
     /// Exact after the operations and, for sinks with a writer thread, a flush. Includes losses of other resources that share the
     /// sink.
-    #[must_use]
     pub fn dropped_records(&self) -> u64 {
-        self.refused.load(Ordering::Relaxed).saturating_add(self.sink.dropped_records())
+        let segments = self.segments.as_ref().map_or(0, |segments| segments.refused());
+        let refused = self.refused.load(Ordering::Relaxed).saturating_add(segments);
+        refused.saturating_add(self.sink.dropped_records())
     }
 
     /// The sink.
-    #[must_use]
     pub fn sink(&self) -> &Arc<dyn LoggingSink> {
         &self.sink
     }
 
     /// The resource below.
-    #[must_use]
     pub fn inner(&self) -> &R {
         &self.inner
     }
 
-    /// Makes the record of a success in place: a copy of the large record would cost more than filling it in.
+    /// Begins the record of a call that succeeded. The caller adds what it was about.
     #[inline(always)]
-    fn record(&self, action: LogAction, order: u64, call: Call, about: RecordFields) -> LogRecord {
-        let thread_id = u64::from(thread_name());
+    fn record(&self, action: LogAction, order: u64, call: Call) -> LogRecord {
         LogRecord {
-            action,
-            device_ordinal: self.device_ordinal,
-            stream_id: about.stream,
-            ptr: about.block.map(|block| block.0),
-            bytes: about.bytes,
-            tag: about.tag,
-            generation: about.block.map(|block| block.1),
-            thread_id,
+            thread_id: u64::from(thread_name()),
             order_counter: order,
             timestamp_nanos: u128::from(self.clock_to_unix.wrapping_add(call.began)),
-            result: LogResult::Ok,
             query_id: QueryScope::current(),
-            granted: about.granted,
-            align: about.align,
             latency_nanos: call.took,
-            served_by: about.served_by,
-            access: about.access,
             process_id: self.process_id,
+            ..LogRecord::new(action, self.device_ordinal)
+        }
+    }
+
+    /// The record of a free: what its owner passed, which is a claim.
+    #[inline(always)]
+    fn free_record(&self, block: &DeviceBlock, order: u64, call: Call) -> LogRecord {
+        LogRecord {
+            stream_id: Some(block.alloc_stream),
+            ptr: Some(block.ptr),
+            generation: Some(block.generation),
+            bytes: Some(block.bytes),
+            tag: Some(block.tag),
+            align: Some(block.align),
+            ..self.record(LogAction::Deallocate, order, call)
         }
     }
 
     #[inline(always)]
     fn emit(&self, record: LogRecord) {
         if self.sink.emit(record).is_err() {
-            self.count_refused();
+            self.refused.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[cold]
-    fn count_refused(&self) {
-        self.refused.fetch_add(1, Ordering::Relaxed);
-    }
-
-    #[cold]
     #[inline(never)]
-    fn emit_failure(
-        &self,
-        action: LogAction,
-        order: u64,
-        call: Call,
-        about: RecordFields,
-        error: &ResourceError,
-    ) {
-        let mut record = self.record(action, order, call, about);
+    fn emit_failure(&self, mut record: LogRecord, error: &ResourceError) {
         record.result = LogResult::failed(error);
         self.emit(record);
     }
 
-    /// The times of a call that began at `start` and has just ended.
+    /// Emits a record with the outcome of `result`.
     #[inline(always)]
-    fn ended(start: u64) -> Call {
-        Call { began: start, took: clock::now().saturating_sub(start) }
+    fn log<T>(&self, record: LogRecord, result: &ResourceResult<T>) {
+        match result {
+            Ok(_) => self.emit(record),
+            Err(error) => self.emit_failure(record, error),
+        }
     }
 
     #[inline(always)]
@@ -181,21 +230,25 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         if self.unfinished.has_any() {
             self.log_finished_frees();
         }
-        let order = next_order();
+        let record = LogRecord {
+            stream_id: Some(request.stream),
+            bytes: Some(request.bytes),
+            tag: Some(request.tag),
+            align: request.align,
+            served_by: reset_path(),
+            site: current_site(),
+            stack: self.stacks.next(),
+            ..self.record(LogAction::Allocate, next_order(), call)
+        };
         match result {
-            Ok(block) => {
-                let about = RecordFields {
-                    block: Some((block.ptr, block.generation)),
-                    granted: Some(block.bytes),
-                    align: Some(request.align.unwrap_or(MIN_ALIGN)),
-                    ..request.about(reset_path())
-                };
-                self.emit(self.record(LogAction::Allocate, order, call, about));
-            }
-            Err(error) => {
-                let about = RecordFields { align: request.align, ..request.about(reset_path()) };
-                self.emit_failure(LogAction::Allocate, order, call, about, error);
-            }
+            Ok(block) => self.emit(LogRecord {
+                ptr: Some(block.ptr),
+                generation: Some(block.generation),
+                granted: Some(block.bytes),
+                align: Some(request.align.unwrap_or(MIN_ALIGN)),
+                ..record
+            }),
+            Err(error) => self.emit_failure(record, error),
         }
     }
 
@@ -208,31 +261,17 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     ) -> ResourceResult<DeviceBlock> {
         let start = clock::now();
         let result = call(&self.inner);
-        self.log_allocation(Self::ended(start), request, result.as_ref());
+        self.log_allocation(Call::ended(start), request, result.as_ref());
         result
-    }
-
-    /// Emits one record of `action` with the outcome of `result`.
-    #[inline(always)]
-    fn log<T>(
-        &self,
-        action: LogAction,
-        order: u64,
-        call: Call,
-        about: RecordFields,
-        result: &ResourceResult<T>,
-    ) {
-        match result {
-            Ok(_) => self.emit(self.record(action, order, call, about)),
-            Err(error) => self.emit_failure(action, order, call, about, error),
-        }
     }
 
     #[inline]
     fn log_use(
         &self,
         action: LogAction,
-        used: BlockUse,
+        block: BlockId,
+        stream: StreamId,
+        access: Option<Access>,
         call: impl FnOnce() -> ResourceResult<()>,
     ) -> ResourceResult<()> {
         if !self.logs_uses {
@@ -240,13 +279,14 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
         let (order, start) = (next_order(), clock::now());
         let result = call();
-        let about = RecordFields {
-            stream: Some(used.stream),
-            block: Some((used.block.ptr, used.block.generation)),
-            access: used.access,
-            ..RecordFields::default()
+        let record = LogRecord {
+            stream_id: Some(stream),
+            ptr: Some(block.ptr),
+            generation: Some(block.generation),
+            access,
+            ..self.record(action, order, Call::ended(start))
         };
-        self.log(action, order, Self::ended(start), about, &result);
+        self.log(record, &result);
         result
     }
 
@@ -255,90 +295,17 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     #[inline(never)]
     fn log_finished_frees(&self) {
         let is_free = |block| self.inner.block_state(block) == BlockState::Freed;
-        for (order, about) in self.unfinished.drain_finished(is_free, next_order) {
-            let call = Call { began: clock::now(), took: 0 };
-            let about = RecordFields { served_by: ServedBy::Reaped, ..about };
-            self.emit(self.record(LogAction::Deallocate, order, call, about));
+        for (order, block) in self.unfinished.drain_finished(is_free, next_order) {
+            let record = self.free_record(&block, order, Call { began: clock::now(), took: 0 });
+            self.emit(LogRecord { served_by: ServedBy::Reaped, ..record });
         }
     }
 
     /// Notes a failed free, if the resource has the block nevertheless and finishes the free at a later reap.
-    fn note_failed_free(&self, block: BlockId, about: RecordFields, error: &ResourceError) {
-        let is_here = block.device_ordinal == self.device_ordinal;
-        if is_here && !self.was_refused(block, error) {
-            self.unfinished.add(block, about);
+    fn note_failed_free(&self, block: DeviceBlock, error: &ResourceError) {
+        if !error.is_refused_free(BlockId::from_block(&block), &self.inner) {
+            self.unfinished.add(block);
             self.log_finished_frees();
-        }
-    }
-
-    /// Returns whether a failed free changed nothing. Otherwise the resource keeps the block, and a reap finishes the free.
-    fn was_refused(&self, block: BlockId, error: &ResourceError) -> bool {
-        let named = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
-        named || self.inner.block_state(block) == BlockState::Live
-    }
-}
-
-/// When a call began, by [`clock::now`], and how long it took.
-#[derive(Clone, Copy)]
-struct Call {
-    began: u64,
-    took: u64,
-}
-
-/// A use of a block on a stream.
-#[derive(Clone, Copy)]
-struct BlockUse {
-    block: BlockId,
-    stream: StreamId,
-    /// `None` for work of unknown access.
-    access: Option<Access>,
-}
-
-/// The fields of a record that depend on the operation.
-#[derive(Clone, Copy, Default)]
-struct RecordFields {
-    stream: Option<StreamId>,
-    block: Option<(u64, Generation)>,
-    bytes: Option<usize>,
-    tag: Option<AllocTag>,
-    granted: Option<usize>,
-    align: Option<usize>,
-    served_by: ServedBy,
-    access: Option<Access>,
-}
-
-impl RecordFields {
-    /// The fields of a block as its owner passed it.
-    #[inline(always)]
-    fn claim(block: &DeviceBlock) -> Self {
-        Self {
-            stream: Some(block.alloc_stream),
-            block: Some((block.ptr, block.generation)),
-            bytes: Some(block.bytes),
-            tag: Some(block.tag),
-            align: Some(block.align),
-            ..Self::default()
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Request {
-    bytes: usize,
-    align: Option<usize>,
-    stream: StreamId,
-    tag: AllocTag,
-}
-
-impl Request {
-    #[inline(always)]
-    fn about(self, served_by: ServedBy) -> RecordFields {
-        RecordFields {
-            stream: Some(self.stream),
-            bytes: Some(self.bytes),
-            tag: Some(self.tag),
-            served_by,
-            ..RecordFields::default()
         }
     }
 }
@@ -372,35 +339,25 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let (id, about) = (BlockId::from_block(&block), RecordFields::claim(&block));
+        let claim = DeviceBlock { ..block };
         let (order, start) = (next_order(), clock::now());
         let result = self.inner.deallocate(block);
-        let call = Self::ended(start);
-        // The outcome is rebuilt and the fields are passed separately, so that neither is in memory on the fast path.
-        match result {
-            Ok(()) => {
-                self.emit(self.record(LogAction::Deallocate, order, call, about));
-                Ok(())
-            }
-            Err(error) => {
-                let RecordFields { stream, block, bytes, tag, align, .. } = about;
-                let about =
-                    RecordFields { stream, block, bytes, tag, align, ..RecordFields::default() };
-                self.emit_failure(LogAction::Deallocate, order, call, about, &error);
-                self.note_failed_free(id, about, &error);
-                Err(error)
-            }
+        let record = self.free_record(&claim, order, Call::ended(start));
+        self.log(record, &result);
+        if let Err(error) = &result {
+            self.note_failed_free(claim, error);
         }
+        result
     }
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let start = clock::now();
         let result = self.inner.reap_pending();
-        let call = Self::ended(start);
+        let call = Call::ended(start);
         if self.unfinished.has_any() {
             self.log_finished_frees();
         }
-        self.log(LogAction::ReapPending, next_order(), call, RecordFields::default(), &result);
+        self.log(self.record(LogAction::ReapPending, next_order(), call), &result);
         result
     }
 
@@ -414,8 +371,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
 
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         let id = BlockId::from_block(block);
-        let used = BlockUse { block: id, stream: use_stream, access: None };
-        self.log_use(LogAction::UseFinish, used, || self.inner.record_block_use(block, use_stream))
+        self.log_use(LogAction::UseFinish, id, use_stream, None, || {
+            self.inner.record_block_use(block, use_stream)
+        })
     }
 
     fn prepare_block_use(
@@ -424,8 +382,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         use_stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let used = BlockUse { block, stream: use_stream, access: Some(access) };
-        self.log_use(LogAction::UsePrepare, used, || {
+        self.log_use(LogAction::UsePrepare, block, use_stream, Some(access), || {
             self.inner.prepare_block_use(block, use_stream, access)
         })
     }
@@ -436,8 +393,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         use_stream: StreamId,
         access: Access,
     ) -> ResourceResult<()> {
-        let used = BlockUse { block, stream: use_stream, access: Some(access) };
-        self.log_use(LogAction::UseFinish, used, || {
+        self.log_use(LogAction::UseFinish, block, use_stream, Some(access), || {
             self.inner.finish_block_use(block, use_stream, access)
         })
     }
@@ -470,6 +426,17 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         self.logged(request, |inner| inner.allocate_aligned(bytes, align, stream, tag))
     }
 
+    fn allocate_tracked(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let request = Request { bytes, align: Some(align), stream, tag };
+        self.logged(request, |inner| inner.allocate_tracked(bytes, align, stream, tag))
+    }
+
     fn allocate_batch(
         &self,
         sizes: &[usize],
@@ -478,13 +445,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     ) -> ResourceResult<Vec<DeviceBlock>> {
         let start = clock::now();
         let result = self.inner.allocate_batch(sizes, stream, tag);
-        let call = Self::ended(start);
+        let call = Call::ended(start);
         let request = |bytes| Request { bytes, align: None, stream, tag };
         match &result {
             Ok(blocks) => {
                 let served_by = reset_path();
                 for (at, block) in blocks.iter().enumerate() {
-                    super::note_path(served_by);
+                    note_path(served_by);
                     let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
                     self.log_allocation(call, request(bytes), Ok(block));
                 }
@@ -498,16 +465,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         result
     }
 
-    /// One by one, so that each block's own outcome is logged, also if it fails half way.
-    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for block in blocks {
-            let freed = self.deallocate(block);
-            outcome = outcome.and(freed);
-        }
-        outcome
-    }
-
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         let start = clock::now();
         let result = self.inner.reserve_budget(bytes);
@@ -516,9 +473,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if let Err(error) = &result
             && bytes > 0
         {
-            let about = RecordFields { bytes: Some(bytes), ..RecordFields::default() };
-            let (order, call) = (next_order(), Self::ended(start));
-            self.emit_failure(LogAction::Allocate, order, call, about, error);
+            let record = self.record(LogAction::Allocate, next_order(), Call::ended(start));
+            let (bytes, site) = (Some(bytes), current_site());
+            self.emit_failure(LogRecord { bytes, site, ..record }, error);
         }
         result
     }

@@ -27,6 +27,11 @@ pub enum ServedBy {
     Reaped,
 }
 
+impl ServedBy {
+    /// The number of paths.
+    pub(crate) const COUNT: usize = Self::Reaped as usize + 1;
+}
+
 #[cfg(feature = "trace")]
 impl From<ServedBy> for xlog_trace::ServedBy {
     #[inline]

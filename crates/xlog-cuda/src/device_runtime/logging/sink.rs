@@ -37,6 +37,12 @@ pub trait LoggingSink: Send + Sync {
 }
 
 /// Discards all records.
+///
+/// ```
+/// use xlog_cuda::device_runtime::{LogAction, LogRecord, LoggingSink, NullSink};
+///
+/// assert!(NullSink::new().emit(LogRecord::new(LogAction::Allocate, 0)).is_ok());
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullSink;
 
@@ -75,7 +81,6 @@ impl InMemorySink {
     }
 
     /// All records, in the order of the history: by their `order_counter`.
-    #[must_use]
     pub fn snapshot(&self) -> Vec<LogRecord> {
         let mut records = self.records().clone();
         records.sort_by_key(|record| record.order_counter);
@@ -88,13 +93,11 @@ impl InMemorySink {
     }
 
     /// The number of records.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.records().len()
     }
 
     /// Returns whether there are no records.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records().is_empty()
     }

@@ -5,50 +5,42 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use xlog_base::{Mutex, MutexGuard};
+use xlog_base::Mutex;
 
-use crate::device_runtime::resource::BlockId;
+use crate::device_runtime::resource::{BlockId, DeviceBlock};
 
-/// Blocks whose free failed half way, each with the fields of its record.
-pub(super) struct UnfinishedFrees<T> {
+/// Blocks whose free failed half way, as their owners passed them.
+#[derive(Default)]
+pub(super) struct UnfinishedFrees {
     has_any: AtomicBool,
-    frees: Mutex<Vec<(BlockId, T)>>,
+    blocks: Mutex<Vec<DeviceBlock>>,
 }
 
-impl<T> UnfinishedFrees<T> {
-    pub(super) fn new() -> Self {
-        Self { has_any: AtomicBool::new(false), frees: Mutex::new(Vec::new()) }
-    }
-
+impl UnfinishedFrees {
     /// Returns whether there is one. Relaxed suffices: the resource orders a thread that gets the memory after its free.
     #[inline(always)]
     pub(super) fn has_any(&self) -> bool {
         self.has_any.load(Ordering::Relaxed)
     }
 
-    fn frees(&self) -> MutexGuard<'_, Vec<(BlockId, T)>> {
-        self.frees.lock()
-    }
-
-    pub(super) fn add(&self, block: BlockId, about: T) {
-        let mut frees = self.frees();
-        frees.push((block, about));
+    pub(super) fn add(&self, block: DeviceBlock) {
+        let mut blocks = self.blocks.lock();
+        blocks.push(block);
         self.has_any.store(true, Ordering::Relaxed);
     }
 
-    /// Removes the frees that are finished and numbers them by `order`.
+    /// Removes the blocks that are free and numbers them by `order`.
     ///
     /// Numbers are issued under the lock: a thread that finds its address gone from the list gets a higher number.
     pub(super) fn drain_finished(
         &self,
         is_free: impl Fn(BlockId) -> bool,
         order: impl Fn() -> u64,
-    ) -> Vec<(u64, T)> {
-        let mut frees = self.frees();
-        let finished =
-            frees.extract_if(.., |(block, _)| is_free(*block)).map(|(_, about)| (order(), about));
-        let finished = finished.collect();
-        self.has_any.store(!frees.is_empty(), Ordering::Relaxed);
+    ) -> Vec<(u64, DeviceBlock)> {
+        let mut blocks = self.blocks.lock();
+        let freed = blocks.extract_if(.., |block| is_free(BlockId::from_block(block)));
+        let finished = freed.map(|block| (order(), block)).collect();
+        self.has_any.store(!blocks.is_empty(), Ordering::Relaxed);
         finished
     }
 }

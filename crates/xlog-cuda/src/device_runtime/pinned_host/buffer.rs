@@ -198,7 +198,6 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
     }
 
     /// Returns whether the device has finished with the buffer, so that [`as_mut_slice`](Self::as_mut_slice) does not wait.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         let streams = &self.pinned.tracker.streams;
         self.copies.iter().all(|copy| {
@@ -280,19 +279,16 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
 
 impl<T> PinnedBuffer<T> {
     /// Returns how many elements it has.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Returns true if it has no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// Returns its block, whose address is for work on the device; `None` in an empty buffer.
-    #[must_use]
     pub fn block(&self) -> Option<&DeviceBlock> {
         self.block.as_ref()
     }

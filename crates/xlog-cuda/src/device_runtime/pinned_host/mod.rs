@@ -137,7 +137,6 @@ impl PinnedHostResource {
     }
 
     /// Returns the bytes of page-locked memory that the resource holds, in use or not.
-    #[must_use]
     pub fn bytes_held(&self) -> usize {
         self.chunks.lock().held
     }
@@ -290,16 +289,8 @@ impl DeviceMemoryResource for PinnedHostResource {
         true
     }
 
-    fn places_blocks(&self) -> bool {
-        true
-    }
-
     fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         Ok(None)
-    }
-
-    fn home(&self) -> Option<ResourceHome> {
-        Some(ResourceHome::new(self.device.clone()).with_streams(self.tracker.streams.clone()))
     }
 
     fn statistics(&self) -> ResourceStatistics {

@@ -1,54 +1,42 @@
-//! Memory of one stream: a magazine of blocks ready to hand out, and a TLSF of free ranges.
+//! Memory of one stream: a magazine of blocks ready to hand out, and a TLSF of free ranges. [`Arenas`] has those of all streams of a
+//! pool, by the slot of the stream.
 //!
 //! Invariants:
 //! - Everything here is free in the order of the arena's stream, so that stream reuses it at once.
 //! - Another stream may take a range only if it is ordered after the range's stamp, or the host has seen that stamp
 //!   complete.
 //! - A block in the magazine keeps its node and its metadata; handing it out again changes only its generation.
+//! - An arena is made at the first request of its stream and stays as long as the pool.
+//! - All magazines together hold at most the bytes of the last [`Arenas::share_magazines`]; every stream has an equal share.
+//! - [`Arenas::scan`] and [`Arenas::counts`] hold the locks of several arenas, taken in the order of the slots: one
+//!   process-wide barrier for all of them. All other functions hold one lock at a time.
 //!
-//! The arena does not lock: its owner holds the lock of the shard that contains it.
+//! An arena does not lock: its caller holds the lock of the shard that contains it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use xlog_driver::sync::Mutex;
 
 use super::coalesce_queue::{self, CoalesceQueue};
 use super::magazine::{MAX_CACHED, Magazine, class_of};
-use super::tlsf::{Range, Tlsf, TlsfAllocation};
+use super::segments::Span;
+use super::tlsf::{CHUNK, Range, SMALL, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
 use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockTable};
-use crate::device_runtime::resource::Generation;
+use crate::device_runtime::ordering::block::slab::Slab;
+use crate::device_runtime::ordering::primitive::Lock;
+use crate::device_runtime::ordering::tracking::tracker::Tracker;
+use crate::device_runtime::resource::{Generation, ResourceError, ResourceResult};
+use crate::stream::RawStream;
 
 pub(super) const UNIT: u64 = 256;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
 
-/// The source of the memory that served a request.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Source {
-    Magazine,
-    Own,
-    StolenOrdered,
-    Completed,
-    Grown,
-    StolenWithWait,
-}
-
-impl Source {
-    /// The word for this source in a log.
-    #[inline]
-    pub(super) fn logged(self) -> ServedBy {
-        match self {
-            Self::Magazine => ServedBy::Magazine,
-            Self::Own => ServedBy::Own,
-            Self::StolenOrdered => ServedBy::Covered,
-            Self::Completed => ServedBy::Completed,
-            Self::Grown => ServedBy::Grown,
-            Self::StolenWithWait => ServedBy::Waited,
-        }
-    }
-}
-
 /// How often each source served.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SourceCounts(pub(super) [u64; 6]);
+pub(super) struct SourceCounts(pub(super) [u64; ServedBy::COUNT]);
 
 /// Memory that is allocated in the TLSF of its arena.
 #[derive(Clone, Copy, Debug)]
@@ -149,10 +137,10 @@ impl Arena {
         if bytes <= MAX_CACHED
             && let Some((slot, meta)) = self.magazine.pop(class, align, table)
         {
-            self.count(Source::Magazine);
+            self.count(ServedBy::Magazine);
             return Some(Suballocation { ptr: meta.ptr(), bytes, node: meta.node(), slot });
         }
-        self.allocate_free(bytes, align, Source::Own)
+        self.allocate_free(bytes, align, ServedBy::Own)
     }
 
     #[inline(never)]
@@ -160,21 +148,40 @@ impl Arena {
         &mut self,
         bytes: u64,
         align: u64,
-        source: Source,
+        source: ServedBy,
     ) -> Option<Suballocation> {
-        let taken = self.tlsf.allocate(bytes, align)?;
+        let taken = if align > UNIT {
+            self.tlsf.allocate(bytes, align)?
+        } else {
+            self.tlsf.allocate_units(bytes)?
+        };
         Some(self.suballocated(taken, source))
     }
 
-    /// Allocates whole units from the TLSF without further alignment.
+    /// Allocates after it has split off a chunk for a small block, or joined free chunks for a large one.
+    pub(super) fn allocate_rechunked(
+        &mut self,
+        bytes: u64,
+        align: u64,
+        source: ServedBy,
+    ) -> Option<Suballocation> {
+        if bytes < SMALL {
+            self.tlsf.split_chunk();
+        } else if bytes > CHUNK {
+            self.tlsf.join_chunks();
+        }
+        self.allocate_free(bytes, align, source)
+    }
+
+    /// Allocates whole units from the TLSF without further alignment; declines if a small block needs a chunk.
     #[inline(always)]
     pub(super) fn allocate_units(&mut self, bytes: u64) -> Option<Suballocation> {
         let taken = self.tlsf.allocate_units(bytes)?;
-        Some(self.suballocated(taken, Source::Own))
+        Some(self.suballocated(taken, ServedBy::Own))
     }
 
     #[inline(always)]
-    fn suballocated(&mut self, taken: TlsfAllocation, source: Source) -> Suballocation {
+    fn suballocated(&mut self, taken: TlsfAllocation, source: ServedBy) -> Suballocation {
         let (ptr, bytes, node) = (taken.ptr, taken.bytes, taken.node);
         self.count(source);
         let slot = self.slots.pop().unwrap_or(NO_SLOT);
@@ -182,8 +189,8 @@ impl Arena {
     }
 
     #[inline]
-    pub(super) fn count(&mut self, source: Source) {
-        note_path(source.logged());
+    pub(super) fn count(&mut self, source: ServedBy) {
+        note_path(source);
         self.counts.sources.0[source as usize] += 1;
     }
 
@@ -192,16 +199,30 @@ impl Arena {
         self.tlsf.insert_span(range, true);
     }
 
+    /// Inserts memory of one block, which is allocated at once.
+    pub(super) fn insert_allocated(
+        &mut self,
+        range: Range,
+        source: ServedBy,
+    ) -> Option<Suballocation> {
+        let Range { ptr, bytes, stamp } = range;
+        let node = self.tlsf.insert_allocated(range, true)?;
+        Some(self.suballocated(TlsfAllocation { node, ptr, bytes, stamp }, source))
+    }
+
     /// Inserts memory and allocates from it in one step, so that no other thread takes it in between.
     pub(super) fn insert_and_allocate(
         &mut self,
         range: Range,
         bytes: u64,
         align: u64,
-        source: Source,
+        source: ServedBy,
     ) -> Option<Suballocation> {
-        self.tlsf.insert_span(range, true);
+        // A chunk for small blocks stays one.
+        let joins = bytes >= SMALL || range.bytes != CHUNK;
+        self.tlsf.insert_span(range, joins);
         self.allocate_free(bytes, align, source)
+            .or_else(|| self.allocate_rechunked(bytes, align, source))
     }
 
     /// Frees a block of `units` whose metadata has ended: into the magazine, or else towards the TLSF.
@@ -275,5 +296,180 @@ impl Arena {
             let to = if kept.len() < MAX_CACHED_SLOTS { &mut *kept } else { &mut *slots };
             to.push(slot);
         });
+    }
+}
+
+/// The number of streams that a pool can serve.
+const MAX_STREAMS: u32 = 1 << 14;
+
+/// An arena on cache lines of its own: mostly each stream is used by another thread.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct ArenaShard {
+    arena: Lock<Arena>,
+    /// Whether the stream of this slot has asked for memory.
+    is_used: AtomicBool,
+}
+
+/// The bytes that all magazines together may hold, and the number of streams that share them.
+#[derive(Debug, Default)]
+struct MagazineShares {
+    bytes: u64,
+    streams: u32,
+}
+
+/// The arenas of a pool.
+#[derive(Debug)]
+pub(super) struct Arenas {
+    /// Made one by one: only a stream's first request pays for its arena.
+    shards: Slab<ArenaShard, 1>,
+    /// The bytes that the magazine of each stream may hold.
+    magazine_capacity: AtomicU64,
+    shares: Mutex<MagazineShares>,
+    /// Held over a scan: otherwise a second scan would take all arenas of the first one as busy.
+    scanning: Mutex<()>,
+}
+
+impl Arenas {
+    pub(super) fn new() -> Self {
+        Self {
+            shards: Slab::new(MAX_STREAMS),
+            magazine_capacity: AtomicU64::new(0),
+            shares: Mutex::default(),
+            scanning: Mutex::default(),
+        }
+    }
+
+    /// The arena of a slot, if that was made.
+    #[inline(always)]
+    pub(super) fn get(&self, slot: u32) -> Option<&Lock<Arena>> {
+        self.shards.get(slot).map(|shard| &shard.arena)
+    }
+
+    /// The arena of a stream that has asked for memory.
+    #[inline]
+    pub(super) fn used(&self, slot: u32) -> Option<&Lock<Arena>> {
+        let shard = self.shards.get(slot)?;
+        shard.is_used.load(Ordering::Acquire).then_some(&shard.arena)
+    }
+
+    /// Makes the arena of a slot.
+    pub(super) fn make(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
+        let Some(shard) = self.shards.get_or_make(slot) else {
+            return Err(ResourceError::StreamMisuse(format!(
+                "a pool serves the first {MAX_STREAMS} streams of its stream pool"
+            )));
+        };
+        shard.is_used.store(true, Ordering::Release);
+        Ok(&shard.arena)
+    }
+
+    /// The arenas in use, with the slots of their streams.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Lock<Arena>)> {
+        self.shards
+            .iter()
+            .filter(|(_, shard)| shard.is_used.load(Ordering::Acquire))
+            .map(|(slot, shard)| (slot, &shard.arena))
+    }
+
+    /// The arenas in use, with their slots and streams.
+    pub(super) fn with_streams<'a>(
+        &'a self,
+        tracker: &'a Tracker,
+    ) -> impl Iterator<Item = (u32, &'a Lock<Arena>, &'a RawStream)> {
+        self.iter().filter_map(|(slot, arena)| Some((slot, arena, &**tracker.streams.at(slot)?)))
+    }
+
+    /// Visits the arenas in use that no other thread is inside of. Their owners keep their bias. Those of this thread cost
+    /// no locked instruction.
+    pub(super) fn scan(&self, mut body: impl FnMut(u32, &mut Arena)) {
+        let (mut slots, mut foreign) = (Vec::new(), Vec::new());
+        for (slot, arena) in self.iter() {
+            match arena.enter() {
+                Some(mut arena) => body(slot, &mut arena),
+                None => {
+                    slots.push(slot);
+                    foreign.push(arena);
+                }
+            }
+        }
+        if foreign.is_empty() {
+            return;
+        }
+        let _scanning = self.scanning.lock();
+        let idle = slots.into_iter().zip(foreign).filter(|(_, arena)| !arena.is_busy());
+        let (slots, arenas): (Vec<_>, Vec<_>) = idle.unzip();
+        Lock::with_all(&arenas, |arenas| {
+            slots.iter().zip(arenas).for_each(|(slot, arena)| body(*slot, arena));
+        });
+    }
+
+    /// The bytes that the magazine of each stream may hold.
+    #[inline(always)]
+    pub(super) fn magazine_capacity(&self) -> u64 {
+        self.magazine_capacity.load(Ordering::Relaxed)
+    }
+
+    /// Divides `maximum` bytes among the magazines, if that or the number of streams has changed enough.
+    pub(super) fn share_magazines(&self, maximum: u64, tracker: &Tracker) {
+        let mut shares = self.shares.lock();
+        let streams = self.iter().count() as u32;
+        let shared = shares.bytes;
+        if streams <= shares.streams && maximum <= shared + shared / 4 && maximum >= shared {
+            return;
+        }
+        // In powers of two: a smaller share means a visit of every magazine.
+        let among = shares.streams.max(streams.next_power_of_two());
+        *shares = MagazineShares { bytes: maximum, streams: among };
+        // A share without what the coalesce queue may hold.
+        let capacity =
+            maximum / u64::from(among) / (coalesce_queue::PART + 1) * coalesce_queue::PART;
+        if self.magazine_capacity.swap(capacity, Ordering::Relaxed) <= capacity {
+            return;
+        }
+        let mut slots = Vec::new();
+        // A busy arena keeps its surplus until it is used.
+        self.scan(|slot, arena| {
+            if arena.exceeds(capacity)
+                && let Some(stream) = tracker.streams.at(slot)
+            {
+                arena.flush(stream.clock().now(), &tracker.table, &mut slots);
+            }
+        });
+        tracker.table.free_slots(slots);
+    }
+
+    /// Flushes all magazines with the current stamp, before the caller polls which work has completed.
+    pub(super) fn flush(&self, tracker: &Tracker) {
+        let mut slots = Vec::new();
+        for (_, arena, stream) in self.with_streams(tracker) {
+            arena.with(|arena| arena.flush(stream.clock().now(), &tracker.table, &mut slots));
+        }
+        tracker.table.free_slots(slots);
+    }
+
+    /// Removes all free ranges without pending work.
+    pub(super) fn remove_idle(&self, tracker: &Tracker) -> Vec<Span> {
+        let mut idle = Vec::new();
+        for (_, arena, stream) in self.with_streams(tracker) {
+            let clock = stream.clock();
+            arena.with(|arena| {
+                let leaves = &mut |range: &Range| {
+                    (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
+                };
+                idle.extend(arena.tlsf.remove_if(0, leaves).into_iter().map(Span::from));
+            });
+        }
+        idle
+    }
+
+    /// The counters of all arenas and the bytes handed out, at one instant.
+    pub(super) fn counts(&self) -> (ArenaCounts, u64) {
+        let arenas: Vec<&Lock<Arena>> = self.iter().map(|(_, arena)| arena).collect();
+        Lock::with_all(&arenas, |arenas| {
+            let mut sum = ArenaCounts::default();
+            arenas.iter().for_each(|arena| sum.add(&arena.counts));
+            (sum, arenas.iter().map(|arena| arena.outstanding()).sum())
+        })
     }
 }

@@ -1,16 +1,13 @@
-//! Batches: several blocks of one stream with one visit of its arena and one stamp.
+//! Batches: several blocks of one stream with one visit of its arena. What that cannot serve is allocated or freed one by one.
 
 use super::PoolResource;
-use super::arena::{FreedBlock, Suballocation, UNIT};
+use super::arena::FreedBlock;
 use super::fast_path::RequestStream;
-use super::resource::{MAX_BYTES, size_of};
+use super::resource::MAX_BYTES;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
-use crate::device_runtime::ordering::tracking::tracker::Retired;
-use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
 use crate::device_runtime::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, Generation, ResourceResult, StreamId,
+    AllocTag, DeviceBlock, ResourceResult, StreamId, allocate_one_by_one,
 };
-use crate::stream::RawStream;
 
 impl PoolResource {
     pub(super) fn batch_allocate(
@@ -25,45 +22,7 @@ impl PoolResource {
         if let Some(blocks) = self.batch_allocate_fast(sizes, stream, tag) {
             return Ok(blocks);
         }
-        let owner = self.tracker.stream(stream)?;
-        let requested = sizes;
-        let sizes =
-            sizes.iter().map(|bytes| size_of(*bytes)).collect::<ResourceResult<Vec<_>>>()?;
-        owner.check_not_capturing("pool allocate")?;
-        let arena = self.arena(owner.clock().slot())?;
-        let mut suballocations: Vec<Option<Suballocation>> = Vec::with_capacity(sizes.len());
-        arena.with(|arena| {
-            suballocations
-                .extend(sizes.iter().map(|size| arena.allocate(*size, UNIT, &self.tracker.table)));
-        });
-        for (at, size) in sizes.iter().enumerate() {
-            if suballocations[at].is_some() {
-                continue;
-            }
-            match self.allocate_slow(stream, owner, arena, *size, UNIT) {
-                Ok(suballocation) => suballocations[at] = Some(suballocation),
-                Err(error) => {
-                    self.undo_allocations(suballocations.into_iter().flatten(), owner);
-                    return Err(error);
-                }
-            }
-        }
-        let mut suballocations = suballocations.into_iter().flatten().zip(requested);
-        let mut blocks = Vec::with_capacity(sizes.len());
-        while let Some((suballocation, bytes)) = suballocations.next() {
-            match self.begin_block(suballocation, *bytes, owner, stream, tag) {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    self.undo_allocations(
-                        suballocations.map(|(suballocation, _)| suballocation),
-                        owner,
-                    );
-                    let _ = self.deallocate_batch(blocks);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(blocks)
+        allocate_one_by_one(self, sizes, stream, tag)
     }
 
     /// Allocates all blocks from the arena of the stream; `None` with nothing changed if it has too little.
@@ -102,42 +61,11 @@ impl PoolResource {
         Some(blocks)
     }
 
-    fn undo_allocations(
-        &self,
-        suballocations: impl Iterator<Item = Suballocation>,
-        owner: &RawStream,
-    ) {
-        if let Ok(arena) = self.arena(owner.clock().slot()) {
-            let stamp = owner.clock().now();
-            arena.with(|arena| {
-                suballocations.for_each(|suballocation| arena.undo(suballocation, stamp))
-            });
-        }
-    }
-
     pub(super) fn batch_free(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        let rest = self.free_unshared(blocks);
-        let mut quiet: Vec<(Generation, &BlockMeta)> = Vec::with_capacity(rest.len());
-        for block in rest {
-            let generation = block.generation;
-            let this = self.tracker.table.find_block(&block).and_then(|meta| {
-                self.publish_block(meta);
-                let owner = meta.owner();
-                match self.tracker.retire(meta, generation)? {
-                    Retired::Quiet if self.sanitizer.is_none() => {
-                        quiet.push((generation, meta));
-                        Ok(())
-                    }
-                    Retired::Quiet | Retired::Used => self.free_used(generation, meta),
-                    Retired::Open => self.count_free(owner),
-                }
-            });
-            outcome = outcome.and(this);
-        }
-        for run in quiet.chunk_by(|one, other| one.1.owner() == other.1.owner()) {
-            let this = self.free_run(run);
-            outcome = outcome.and(this);
+        for block in self.free_unshared(blocks) {
+            let freed = self.free_slow(&block);
+            outcome = outcome.and(freed);
         }
         outcome
     }
@@ -176,33 +104,5 @@ impl PoolResource {
             });
         }
         rest
-    }
-
-    /// Frees retired blocks of one stream that no other stream has used.
-    fn free_run(&self, run: &[(Generation, &BlockMeta)]) -> ResourceResult<()> {
-        let Some((_, first)) = run.first() else { return Ok(()) };
-        let owner = self.tracker.owner_stream(first)?;
-        if owner.check_not_capturing("pool free").is_err() {
-            // Each is refused by itself, and kept for a reap.
-            let free = |(generation, meta): &(Generation, &BlockMeta)| {
-                self.free_to_arena(*generation, meta, true)
-            };
-            return run.iter().map(free).fold(Ok(()), Result::and);
-        }
-        for (_, meta) in run {
-            if let Some(observer) = &self.observer {
-                let _ = observer.end_range(meta.ptr(), meta.bytes(), owner.handle());
-            }
-            meta.end();
-        }
-        let table = &self.tracker.table;
-        self.arena(owner.clock().slot())?.with(|arena| {
-            let (stamp, capacity) = (owner.clock().now(), self.arenas.magazine_capacity());
-            for (generation, meta) in run {
-                arena.counts.deallocations += 1;
-                arena.free(FreedBlock::of(*generation, meta), stamp, capacity, table);
-            }
-        });
-        Ok(())
     }
 }

@@ -9,6 +9,8 @@ use crate::device_runtime::resource::{ResourceError, ResourceResult};
 use crate::{Result, XlogError};
 
 const MIB: usize = 1 << 20;
+/// The default of [`PoolConfig::idle_decay`].
+const DECAY: Duration = Duration::from_secs(10);
 
 /// Which memory of other streams may serve a request. Memory of the request's own stream always may.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -124,7 +126,8 @@ pub struct PoolConfig {
     pub eager_growth_bytes: usize,
     /// Bytes that [`PoolConfig::idle_decay`] leaves in the pool.
     pub release_threshold: usize,
-    /// Time without growth after which free memory is returned to the device. With `None` only `trim` returns it.
+    /// Free memory is returned to the device after this time without a request that needed it. With `None` only `trim`
+    /// and other processes' requests return it.
     pub idle_decay: Option<Duration>,
     /// Bytes of free blocks that all magazines together cache; 2 % of what the pool holds, if that is more.
     pub magazine_bytes: usize,
@@ -146,7 +149,7 @@ impl Default for PoolConfig {
             growth_bytes: 32 * MIB,
             eager_growth_bytes: 4096 * MIB,
             release_threshold: 0,
-            idle_decay: None,
+            idle_decay: Some(DECAY),
             magazine_bytes: 16 * MIB,
             reuse: PoolReuse::default(),
             event_policy: EventPolicy::default(),
@@ -157,32 +160,15 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
-    /// Sets [`PoolConfig::initial_bytes`].
-    #[must_use]
-    pub fn with_initial(mut self, bytes: usize) -> Self {
-        self.initial_bytes = bytes;
-        self
-    }
-
-    /// Sets [`PoolConfig::maximum_bytes`].
-    #[must_use]
-    pub fn with_maximum(mut self, bytes: usize) -> Self {
-        self.maximum_bytes = bytes;
-        self
-    }
-
-    /// Sets [`PoolConfig::growth_bytes`].
-    #[must_use]
-    pub fn with_growth(mut self, bytes: usize) -> Self {
-        self.growth_bytes = bytes;
-        self
-    }
-
-    /// Sets [`PoolConfig::eager_growth_bytes`]: 0 saves memory, `usize::MAX` saves time.
-    #[must_use]
-    pub fn with_eager_growth(mut self, bytes: usize) -> Self {
-        self.eager_growth_bytes = bytes;
-        self
+    xlog_base::setters! {
+        /// Sets [`PoolConfig::initial_bytes`].
+        with_initial(bytes: usize) { initial_bytes: bytes }
+        /// Sets [`PoolConfig::maximum_bytes`].
+        with_maximum(bytes: usize) { maximum_bytes: bytes }
+        /// Sets [`PoolConfig::growth_bytes`].
+        with_growth(bytes: usize) { growth_bytes: bytes }
+        /// Sets [`PoolConfig::eager_growth_bytes`]: 0 saves memory, `usize::MAX` saves time.
+        with_eager_growth(bytes: usize) { eager_growth_bytes: bytes }
     }
 
     /// Returns free memory to the device after `idle`, down to `keep` bytes.
@@ -193,39 +179,24 @@ impl PoolConfig {
         self
     }
 
-    /// Sets [`PoolConfig::magazine_bytes`].
+    /// Keeps free memory until a trim.
     #[must_use]
-    pub fn with_magazines(mut self, bytes: usize) -> Self {
-        self.magazine_bytes = bytes;
+    pub fn without_decay(mut self) -> Self {
+        self.idle_decay = None;
         self
     }
 
-    /// Sets the reuse policy.
-    #[must_use]
-    pub fn with_reuse(mut self, reuse: PoolReuse) -> Self {
-        self.reuse = reuse;
-        self
-    }
-
-    /// Sets [`PoolConfig::event_policy`].
-    #[must_use]
-    pub fn with_event_policy(mut self, event_policy: EventPolicy) -> Self {
-        self.event_policy = event_policy;
-        self
-    }
-
-    /// Sets the kind of segments.
-    #[must_use]
-    pub fn with_segments(mut self, segments: PoolSegments) -> Self {
-        self.segments = segments;
-        self
-    }
-
-    /// Sets whether the pool works for a memory checker.
-    #[must_use]
-    pub fn with_sanitizer(mut self, sanitizer: PoolSanitizer) -> Self {
-        self.sanitizer = sanitizer;
-        self
+    xlog_base::setters! {
+        /// Sets [`PoolConfig::magazine_bytes`].
+        with_magazines(bytes: usize) { magazine_bytes: bytes }
+        /// Sets the reuse policy.
+        with_reuse(reuse: PoolReuse) { reuse: reuse }
+        /// Sets [`PoolConfig::event_policy`].
+        with_event_policy(event_policy: EventPolicy) { event_policy: event_policy }
+        /// Sets the kind of segments.
+        with_segments(segments: PoolSegments) { segments: segments }
+        /// Sets whether the pool works for a memory checker.
+        with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
     }
 
     pub(super) fn check(&self) -> ResourceResult<()> {

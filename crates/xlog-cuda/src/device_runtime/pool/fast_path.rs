@@ -5,9 +5,10 @@
 //! every use, never takes the fast path.
 
 use super::PoolResource;
-use super::arena::{Arena, FreedBlock, NO_SLOT, Source, UNIT};
+use super::arena::{Arena, FreedBlock, NO_SLOT, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
 use super::resource::MAX_BYTES;
+use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::ordering::block::block_meta::{
     BlockMeta, BlockOwner, BlockTable, generation_bits,
 };
@@ -58,7 +59,7 @@ impl Arena {
         let Some((slot, meta)) = self.magazine.pop(class, UNIT, table) else {
             return self.begin_split(class.bytes, stream, table);
         };
-        self.count(Source::Magazine);
+        self.count(ServedBy::Magazine);
         let generation = Generation::next().at(slot);
         meta.begin_reused(generation, stream.id, stream.header.now());
         Some(BegunBlock { ptr: meta.ptr(), bytes: class.bytes as usize, generation })

@@ -83,8 +83,29 @@ impl PoolResource {
 
     /// Retries the frees that failed.
     pub(super) fn retry_failed(&self) -> ResourceResult<()> {
-        let free = |generation, meta: &BlockMeta| self.free_in_order(generation, meta);
+        let free = |generation, meta: &BlockMeta| self.free_late(generation, meta);
         self.deferred_frees.retry_failed(&self.tracker, free)
+    }
+
+    /// [`Self::free_deferred_with_waits`] for a reap.
+    pub(super) fn free_deferred_late(&self) -> ResourceResult<()> {
+        let free = |generation, meta: &BlockMeta| self.free_late(generation, meta);
+        self.deferred_frees.free_all(&self.tracker, free)
+    }
+
+    /// [`Self::free_completed`] of all blocks, for a reap.
+    pub(super) fn free_completed_late(&self) -> ResourceResult<()> {
+        let free = |generation, meta: &BlockMeta| self.free_late(generation, meta);
+        self.deferred_frees.free_completed(usize::MAX, &self.tracker, free)
+    }
+
+    /// Frees a block in a reap. One whose stream is being captured stays for a later reap: that is no failure.
+    fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+        if self.tracker.owner_stream(meta)?.check_not_capturing("pool free").is_err() {
+            self.deferred_frees.keep_failed(generation);
+            return Ok(());
+        }
+        self.free_in_order(generation, meta)
     }
 
     /// Frees a block off the fast path.

@@ -19,12 +19,13 @@
 //! trait.
 
 mod arena;
-mod arenas;
 mod batch;
 mod coalesce_queue;
 mod config;
+mod decay;
 mod fast_path;
 mod free;
+mod inherit;
 mod magazine;
 mod prefetch;
 mod remap;
@@ -42,12 +43,15 @@ pub(crate) mod tlsf;
 mod trim;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use xlog_driver::Driver;
+use xlog_driver::sync::Mutex;
 
+use self::arena::Arenas;
 use self::arena::{Arena, NO_SLOT, Suballocation};
-use self::arenas::Arenas;
+use self::decay::LastLook;
+use self::inherit::{Dependency, Inherited};
 use self::reserve::Reserve;
 use self::resource::size_of;
 use self::sanitizer::Sanitizer;
@@ -55,12 +59,14 @@ use self::segments::Segments;
 use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
-use super::ordering::block::block_meta::BlockOwner;
+use super::ordering::block::block_meta::{BlockOwner, generation_bits};
 use super::ordering::primitive::Lock;
 use super::ordering::tracking::deferred_frees::DeferredFrees;
 use super::ordering::tracking::tracker::Tracker;
+use super::ordering::tracking::use_slow_path::inflate;
 use super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
+    AllocTag, DeviceBlock, DeviceMemoryResource, GrowthHook, ResourceError, ResourceResult,
+    StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -73,7 +79,7 @@ pub use snapshot::{PoolPaths, PoolSnapshot};
 /// Sub-allocates device memory in stream order.
 ///
 /// ```
-/// use std::sync::Arc;
+/// use std::sync::{Arc, OnceLock};
 /// use xlog_cuda::CudaDevice;
 /// use xlog_cuda::device_runtime::{
 ///     AllocTag, DeviceMemoryResource, PoolConfig, PoolResource, StreamId, StreamPool,
@@ -108,6 +114,10 @@ pub struct PoolResource {
     reserve: Reserve,
     scan_credits: ScanCredits,
     deferred_frees: DeferredFrees,
+    /// For the decay.
+    last_look: Mutex<LastLook>,
+    /// Called when the pool has taken memory from the device.
+    on_growth: OnceLock<GrowthHook>,
     /// Set under a memory checker.
     sanitizer: Option<Sanitizer>,
 }
@@ -170,6 +180,8 @@ impl PoolResource {
             reserve: Reserve::new(segments, &config),
             scan_credits: ScanCredits::new(),
             deferred_frees: DeferredFrees::default(),
+            last_look: Mutex::new(LastLook::new()),
+            on_growth: OnceLock::new(),
             sanitizer,
             config,
         };
@@ -212,9 +224,27 @@ impl PoolResource {
         arena: &Lock<Arena>,
         size: u64,
         align: u64,
-    ) -> ResourceResult<Suballocation> {
-        let skipped = SkippedStreams::default();
-        SlowPath { pool: self, stream, owner, arena, size, align, skipped }.allocate()
+        is_tracked: bool,
+    ) -> ResourceResult<(Suballocation, Option<Inherited>)> {
+        let reserved = self.reserve.segments.reserved();
+        let mut path = SlowPath {
+            pool: self,
+            stream,
+            owner,
+            arena,
+            size,
+            align,
+            skipped: SkippedStreams::default(),
+            is_tracked,
+            inherited: None,
+        };
+        let taken = path.allocate().map(|suballocation| (suballocation, path.inherited));
+        if self.reserve.segments.reserved() > reserved
+            && let (Some(hook), Some(interval)) = (self.on_growth.get(), self.decay_interval())
+        {
+            hook(interval);
+        }
+        taken
     }
 
     #[inline(never)]
@@ -224,6 +254,7 @@ impl PoolResource {
         align: usize,
         stream: StreamId,
         tag: AllocTag,
+        is_tracked: bool,
     ) -> ResourceResult<DeviceBlock> {
         let owner = self.tracker.stream(stream)?;
         let size = size_of(bytes)?;
@@ -235,12 +266,15 @@ impl PoolResource {
             // A failed free stays with its block, and a reap reports it.
             let _ = self.release_completed(sanitizer::WAITING_PER_REQUEST);
         }
-        let suballocation =
-            match arena.with(|arena| arena.allocate(size, align as u64, &self.tracker.table)) {
-                Some(suballocation) => suballocation,
-                None => self.allocate_slow(stream, owner, arena, size, align as u64)?,
-            };
-        self.begin_block(suballocation, bytes, owner, stream, tag)
+        let ready = arena.with(|arena| arena.allocate(size, align as u64, &self.tracker.table));
+        let (suballocation, inherited) = match ready {
+            Some(suballocation) => (suballocation, None),
+            None => self.allocate_slow(stream, owner, arena, size, align as u64, is_tracked)?,
+        };
+        match inherited {
+            None => self.begin_block(suballocation, bytes, owner, stream, tag),
+            Some(inherited) => self.begin_inheriting(suballocation, inherited, owner, stream, tag),
+        }
     }
 
     /// Begins a live block on memory that was allocated for it.
@@ -284,6 +318,54 @@ impl PoolResource {
             }
         };
         Ok(DeviceBlock::live(memory.ptr, bytes, self.ordinal, stream, tag, generation))
+    }
+
+    /// Begins a live block whose first use follows what it inherits with its memory.
+    fn begin_inheriting(
+        &self,
+        suballocation: Suballocation,
+        inherited: Inherited,
+        owner: &RawStream,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let Inherited { mut dependencies, begins_on } = inherited;
+        let begins_on = begins_on.and_then(|slot| self.tracker.streams.at(slot));
+        if let (Some(observer), Some(before)) = (&self.observer, begins_on) {
+            let (ptr, bytes) = (suballocation.ptr, suballocation.bytes as usize);
+            let _ = observer.begin_range(ptr, bytes, before.handle(), tag.0);
+            // The detector orders uses after this as well.
+            let stamp = before.clock().now();
+            dependencies.iter_mut().for_each(|dependency| dependency.stamp = stamp);
+        }
+        let (memory, table) = (suballocation.memory(), &self.tracker.table);
+        let slot = match suballocation.slot {
+            NO_SLOT => table.allocate_slot(),
+            slot => Some(slot),
+        };
+        let id = self.tracker.fast_path_id(stream);
+        let (slot_of_owner, stamp) = (owner.clock().slot(), owner.clock().now());
+        let owned = BlockOwner { id, slot: slot_of_owner, stamp };
+        let begun = slot.and_then(|slot| table.begin_at(slot, memory, owned));
+        let meta = begun.and_then(|generation| table.at(generation));
+        let (Some(generation), Some(meta)) = (begun, meta) else {
+            // Its stream must be ordered after the work before, since it gets the memory.
+            for Dependency { slot, stamp } in dependencies {
+                if let Some(before) = self.tracker.streams.at(slot) {
+                    owner.wait_on_clock(before, stamp, &self.tracker.counters)?;
+                }
+            }
+            return Err(self.undo_allocation(suballocation, owner));
+        };
+        meta.with_uses(|uses| {
+            inflate(meta, uses, generation_bits(generation));
+            for Dependency { slot, stamp } in dependencies {
+                if slot != slot_of_owner {
+                    uses.inherit(slot, stamp);
+                }
+            }
+        });
+        Ok(DeviceBlock::live(memory.ptr, memory.bytes, self.ordinal, stream, tag, generation))
     }
 
     #[cold]

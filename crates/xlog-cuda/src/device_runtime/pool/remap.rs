@@ -1,33 +1,47 @@
-//! Remaps free handles of all streams to one range of addresses.
+//! Puts complete, free memory together for a request, before the pool grows.
 //!
-//! A remap costs about what growth costs, per handle and whatever its size, and waits for no running work. So a request
-//! remaps before the pool grows, if the free handles are at least half of what it needs. Searches, and remaps of many
-//! small handles, are paid with credits that growth earns: a program whose sizes never settle then grows a little instead
-//! of searching for ever.
+//! Remapping a handle costs about what creating one costs, whatever its size, and waits for no running work. So the pool
+//! looks where most of the request lies already: `Segments::plan` chooses addresses over free memory, which stays, and over
+//! unmapped ones, which get handles that are free elsewhere, and fresh ones for the rest.
+//!
+//! Searches and remaps of less than [`LARGE_REMAP`] are paid with credits. A pool starts with some, and growth earns more.
+//! A program whose sizes never settle then grows a little instead of searching for ever. While much of the pool is free,
+//! they need no credits, so the pool stays within 1 + 1/3 of the live bytes wherever free memory can be put together.
 //!
 //! Invariants:
 //! - A handle is unmapped only after the host has seen all work on it complete. `find_idle` checks without locks;
 //!   `remove_idle_in` checks again while it holds the lock of the arena.
 //! - `growing` is held, since the ranges belong to no arena meanwhile.
 
-use super::arena::{Source, Suballocation};
-use super::reserve::is_full;
-use super::segments::Span;
+use super::arena::Suballocation;
+use super::reserve::{Growth, is_full};
+use super::segments::{Span, SpanRequest};
 use super::slow_path::SlowPath;
 use super::steal::OwnedRange;
 use super::tlsf::Range;
 use super::trim::coalesce;
+use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
-/// The maximum of handles that one request remaps, unless it is large: they take about 2 ms.
-const MAX_REMAPPED: usize = 32;
+/// The maximum of handles that one request moves, unless it is large: they take about 2 ms. With fewer it also creates some.
+const MAX_MOVED: usize = 32;
+/// A free range is extended in place if it is at least 1/MIN_EXTENDED of the request.
+const MIN_EXTENDED: u64 = 4;
+/// Requests of this size have handles of their own.
+const LARGE_BLOCK: u64 = 32 << 20;
 /// Ranges that a search looks at for one credit.
 const RANGES_PER_CREDIT: usize = 64;
-/// Credits that a search costs in addition if it finds too little.
-const VAIN_SEARCH: usize = 64;
+/// Spans of several streams that one search moves to the shared free list.
+const SPANS_PER_SEARCH: usize = 64;
+/// Ranges for which a search that finds too little costs one credit more.
+const RANGES_PER_VAIN_CREDIT: usize = 4;
 /// A request of this size may remap any number of handles.
 const UNBOUNDED: u64 = 256 << 20;
+/// From this size on a remap needs no credits: it saves much memory for each handle.
+const LARGE_REMAP: u64 = 128 << 20;
+/// With more than 1/MUCH_FREE of the pool free, a remap needs no credits.
+const MUCH_FREE: u64 = 4;
 
 impl SlowPath<'_> {
     /// Serves the request from free memory without pending work, wherever it is: from adjacent ranges of several
@@ -55,14 +69,17 @@ impl SlowPath<'_> {
             return Ok(Some(suballocation));
         }
         let can_move = reserve.segments.can_move();
-        if !growth.pay_for_remap(self.size, 1) {
+        if !self.is_paid(&mut growth, 1) {
             return Ok(None);
         }
         let found = self.find_idle();
-        growth.charge_search(self.size, found.len() / RANGES_PER_CREDIT);
+        if self.size < LARGE_REMAP {
+            growth.charge_search(found.len() / RANGES_PER_CREDIT);
+        }
         let idle = coalesce(found.iter().map(|part| part.range.into()).collect());
-        if let Some(part) = self.smallest_that_holds(&idle) {
-            let removed = self.remove_idle_in(&found, &[part]);
+        let holding = self.spans_that_hold(&idle);
+        if !holding.is_empty() {
+            let removed = self.remove_idle_in(&found, &holding);
             reserve.insert_idle(removed, &[]);
             return Ok(self.allocate_shared_free());
         }
@@ -70,20 +87,52 @@ impl SlowPath<'_> {
         if self.size <= granularity || !can_move {
             return Ok(None);
         }
-        let chosen = reserve.segments.choose(&idle, self.needed());
-        let bytes: u64 = chosen.iter().map(|span| span.bytes).sum();
-        if bytes < self.size / 2 {
-            // While a pool grows, most searches are in vain: they are made for a part of the requests.
-            growth.charge_search(self.size, VAIN_SEARCH);
+        let chosen = self.choose_remap(&idle, &mut growth);
+        let Some((request, uses)) = chosen else {
+            // While a pool grows, most searches are in vain: with many ranges they are made for a part of the requests.
+            growth.charge_search(found.len() / RANGES_PER_VAIN_CREDIT);
             return Ok(None);
+        };
+        let idle = self.remove_idle_in(&found, &coalesce(uses));
+        self.remap_idle(idle, request, ServedBy::Completed)
+    }
+
+    /// Chooses between a remap, growth behind a free range, and growth elsewhere (`None`). Returns the request and the
+    /// parts of `idle` that it takes.
+    fn choose_remap(&self, idle: &[Span], growth: &mut Growth) -> Option<(SpanRequest, Vec<Span>)> {
+        let segments = &self.pool.reserve.segments;
+        let moving = self.span_request(if self.size >= UNBOUNDED { usize::MAX } else { MAX_MOVED });
+        let plan = segments.plan(idle, moving)?;
+        if plan.fresh <= self.size - self.minimum_free() && self.is_paid(growth, plan.handles) {
+            return Some((moving, plan.uses));
         }
-        if self.size < UNBOUNDED && chosen.len() > MAX_REMAPPED
-            || !growth.pay_for_remap(self.size, chosen.len())
-        {
-            return Ok(None);
+        // A free range that is large enough would be where the fewest bytes are missing.
+        if plan.stays < self.size / MIN_EXTENDED {
+            return None;
         }
-        let idle = self.remove_idle_in(&found, &coalesce(chosen));
-        self.remap_idle(idle, Source::Completed)
+        let extending = self.span_request(0);
+        let plan = segments.plan(idle, extending)?;
+        (plan.fresh <= self.size - self.size / MIN_EXTENDED).then_some((extending, plan.uses))
+    }
+
+    /// The free bytes that are worth a remap: half of a request whose handles are shared, little of a larger one.
+    fn minimum_free(&self) -> u64 {
+        if self.size >= LARGE_BLOCK { self.size / 20 } else { self.size / 2 }
+    }
+
+    /// Whether a search or a remap of `cost` may be made.
+    fn is_paid(&self, growth: &mut Growth, cost: usize) -> bool {
+        self.size >= LARGE_REMAP || growth.pay_for_remap(cost) || self.has_much_free()
+    }
+
+    fn span_request(&self, max_moved: usize) -> SpanRequest {
+        SpanRequest { bytes: self.size, align: self.align, max_moved }
+    }
+
+    /// Whether so much of the pool is free that a search needs no credits.
+    fn has_much_free(&self) -> bool {
+        let free = self.pool.free_bytes();
+        free > self.pool.reserve.segments.reserved() / MUCH_FREE
     }
 
     /// Remaps completely free handles, small ranges included. The last resort of a pool that cannot grow.
@@ -95,13 +144,18 @@ impl SlowPath<'_> {
             reserve.insert_idle(idle, &[]);
             return Ok(self.allocate_shared_free());
         }
-        self.remap_idle(idle, Source::Grown)
+        self.remap_idle(idle, self.span_request(usize::MAX), ServedBy::Grown)
     }
 
     /// Remaps handles inside `idle`, which belongs to no arena. What is left goes to the shared free list.
-    fn remap_idle(&self, idle: Vec<Span>, source: Source) -> ResourceResult<Option<Suballocation>> {
+    fn remap_idle(
+        &self,
+        idle: Vec<Span>,
+        request: SpanRequest,
+        source: ServedBy,
+    ) -> ResourceResult<Option<Suballocation>> {
         let reserve = &self.pool.reserve;
-        let (span, gone, outcome) = reserve.segments.defragment(&idle, self.needed(), self.stream);
+        let (span, gone, outcome) = reserve.segments.defragment(&idle, request, self.stream);
         reserve.insert_idle(idle, &gone);
         outcome?;
         Ok(match span {
@@ -110,13 +164,14 @@ impl SlowPath<'_> {
         })
     }
 
-    /// The part of the smallest span that holds the request: what it needs, and up to what is worth moving.
-    fn smallest_that_holds(&self, idle: &[Span]) -> Option<Span> {
+    /// The smallest spans that hold the request, by address: several, so that the next requests need no search.
+    fn spans_that_hold(&self, idle: &[Span]) -> Vec<Span> {
         let holds = idle.iter().filter(|span| span.holds(self.size, self.align));
-        let smallest = holds.min_by_key(|span| span.bytes)?;
-        let skipped = smallest.ptr.next_multiple_of(self.align) - smallest.ptr;
-        let worth_moving = self.size.max(self.pool.reserve.transfer_bytes());
-        Some(Span { bytes: (skipped + worth_moving).min(smallest.bytes), ..*smallest })
+        let mut holding: Vec<Span> = holds.copied().collect();
+        holding.sort_unstable_by_key(|span| span.bytes);
+        holding.truncate(SPANS_PER_SEARCH);
+        holding.sort_unstable_by_key(|span| span.ptr);
+        holding
     }
 
     /// Finds the free ranges without pending work, by arena; the shared free list is last. Small ones too: between large

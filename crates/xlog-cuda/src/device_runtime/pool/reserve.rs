@@ -5,54 +5,42 @@
 //! - `growing` is held while memory moves between the pool and the device, and while ranges belong to no arena. A
 //!   request that found nothing takes it and looks again, so two requests do not both grow for one need.
 
-use std::time::Instant;
-
 use xlog_driver::sync::{Mutex, MutexGuard};
 
 use super::arena::UNIT;
 use super::config::PoolConfig;
-use super::segments::{Segments, Span};
-use super::tlsf::{BoundedFit, Range, Tlsf, TlsfAllocation};
+use super::segments::{Segments, Span, WatchedSegments};
+use super::tlsf::{BoundedFit, CHUNK, Range, SMALL, Tlsf, TlsfAllocation};
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 
 /// The largest range that moves to another stream for a smaller request: large enough that ranges seldom move.
 pub(super) const MAX_TRANSFER: u64 = 2 << 20;
 
 /// The maximum of remap credits; a pool starts with them.
-const MAX_REMAP_CREDITS: u32 = 1024;
+const MAX_REMAP_CREDITS: u32 = 4096;
 /// Credits that one growth earns: about as many handles are remapped in the time that it takes.
 const REMAP_CREDITS_PER_GROWTH: u32 = 16;
-/// From this size on a remap needs no credits: it saves much memory for each handle.
-const LARGE_REMAP: u64 = 128 << 20;
 
 /// The growth of a pool so far.
 pub(super) struct Growth {
-    /// When the pool last took memory from the device.
-    pub(super) last: Instant,
     remap_credits: u32,
 }
 
 impl Growth {
     /// Notes that the pool took memory from the device.
     pub(super) fn note(&mut self) {
-        self.last = Instant::now();
         let credits = self.remap_credits + REMAP_CREDITS_PER_GROWTH;
         self.remap_credits = credits.min(MAX_REMAP_CREDITS);
     }
 
-    /// Charges `cost` for a search that a request of `bytes` has made.
-    pub(super) fn charge_search(&mut self, bytes: u64, cost: usize) {
-        if bytes < LARGE_REMAP {
-            self.remap_credits =
-                self.remap_credits.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));
-        }
+    /// Charges `cost` for a search that has been made.
+    pub(super) fn charge_search(&mut self, cost: usize) {
+        self.remap_credits =
+            self.remap_credits.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));
     }
 
-    /// Pays `cost` for a request of `bytes`; false if there are too few credits.
-    pub(super) fn pay_for_remap(&mut self, bytes: u64, cost: usize) -> bool {
-        if bytes >= LARGE_REMAP {
-            return true;
-        }
+    /// Pays `cost`; false if there are too few credits.
+    pub(super) fn pay_for_remap(&mut self, cost: usize) -> bool {
         let left = u32::try_from(cost).ok().and_then(|cost| self.remap_credits.checked_sub(cost));
         self.remap_credits = left.unwrap_or(self.remap_credits);
         left.is_some()
@@ -71,9 +59,9 @@ pub(super) struct Reserve {
 impl Reserve {
     pub(super) fn new(segments: Box<dyn Segments>, config: &PoolConfig) -> Self {
         Self {
-            segments,
+            segments: Box::new(WatchedSegments::new(segments)),
             shared_free: Mutex::default(),
-            growing: Mutex::new(Growth { last: Instant::now(), remap_credits: MAX_REMAP_CREDITS }),
+            growing: Mutex::new(Growth { remap_credits: MAX_REMAP_CREDITS }),
             growth_bytes: config.growth_bytes as u64,
         }
     }
@@ -111,7 +99,12 @@ impl Reserve {
     ) -> Option<TlsfAllocation> {
         let maximum = self.transfer_bytes();
         let fit = BoundedFit { bytes: size.max(maximum), maximum, align };
-        tlsf.allocate_if(fit, usable)
+        // A chunk is aligned, so that it pins as few handles as possible.
+        let chunk =
+            (size < SMALL && maximum == CHUNK).then_some(BoundedFit { align: CHUNK, ..fit });
+        chunk
+            .and_then(|chunk| tlsf.allocate_if(chunk, usable))
+            .or_else(|| tlsf.allocate_if(fit, usable))
             .or_else(|| tlsf.allocate_if(BoundedFit { bytes: size, ..fit }, usable))
     }
 

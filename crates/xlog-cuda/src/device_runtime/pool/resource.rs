@@ -1,6 +1,7 @@
 //! The pool as a [`DeviceMemoryResource`].
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use super::PoolResource;
 use super::arena::UNIT;
@@ -11,8 +12,8 @@ use crate::device_runtime::ordering::tracking::tracker::Tracker;
 use crate::device_runtime::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
-    ResourceStatistics, Seal, StreamId,
+    Generation, GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome,
+    ResourceResult, ResourceStatistics, Seal, SegmentWatcher, StreamId,
 };
 use crate::stream::RawStream;
 
@@ -35,6 +36,16 @@ fn taken_by(bytes: usize) -> Option<u64> {
 #[inline]
 pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
     taken_by(bytes).ok_or_else(|| refusal(bytes))
+}
+
+fn check_align(align: usize) -> ResourceResult<()> {
+    if align.is_power_of_two() && align <= MAX_ALIGN {
+        return Ok(());
+    }
+    Err(ResourceError::InvalidRequest {
+        value: format!("alignment {align}"),
+        accepted: format!("a power of two up to {MAX_ALIGN}"),
+    })
 }
 
 #[cold]
@@ -95,7 +106,7 @@ impl DeviceMemoryResource for PoolResource {
     ) -> ResourceResult<DeviceBlock> {
         match self.allocate_fast(bytes, stream) {
             Some(block) => Ok(block.live(self.ordinal, stream, tag)),
-            None => self.allocate_general(bytes, UNIT as usize, stream, tag),
+            None => self.allocate_general(bytes, UNIT as usize, stream, tag, false),
         }
     }
 
@@ -106,13 +117,25 @@ impl DeviceMemoryResource for PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        if !align.is_power_of_two() || align > MAX_ALIGN {
-            return Err(ResourceError::InvalidRequest {
-                value: format!("alignment {align}"),
-                accepted: format!("a power of two up to {MAX_ALIGN}"),
-            });
+        check_align(align)?;
+        self.allocate_general(bytes, align.max(UNIT as usize), stream, tag, false)
+    }
+
+    fn allocate_tracked(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        if align > UNIT as usize {
+            check_align(align)?;
+            return self.allocate_general(bytes, align, stream, tag, true);
         }
-        self.allocate_general(bytes, align.max(UNIT as usize), stream, tag)
+        match self.allocate_fast(bytes, stream) {
+            Some(block) => Ok(block.live(self.ordinal, stream, tag)),
+            None => self.allocate_general(bytes, UNIT as usize, stream, tag, true),
+        }
     }
 
     #[inline]
@@ -153,23 +176,24 @@ impl DeviceMemoryResource for PoolResource {
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
         let mut outcome = self.retry_failed();
-        let waited =
-            self.free_deferred_with_waits().and(self.release_with_waits(RawStream::synchronize));
+        let waited = self
+            .free_deferred_late()
+            .and(self.release_with_waits(RawStream::synchronize_unless_captured));
         outcome = outcome.and(waited);
         drop(reaper);
         // Without the deadline of the running call: a reap ends when everything is freed.
-        let settled = self.synchronize_streams(RawStream::synchronize);
+        let settled = self.synchronize_streams(RawStream::synchronize_unless_captured);
         outcome.and(settled.map_err(Into::into))
     }
 
     fn reap_completed(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
         let mut outcome = self.retry_failed();
-        let completed = self.free_completed(usize::MAX).and(self.release_completed(usize::MAX));
+        let completed = self.free_completed_late().and(self.release_completed(usize::MAX));
         outcome = outcome.and(completed);
         drop(reaper);
-        let decayed = self.decay();
-        outcome.and(decayed)
+        let returned = self.return_idle_at(Instant::now());
+        outcome.and(returned.map(|_| ()))
     }
 
     tracked_hooks!();
@@ -203,10 +227,6 @@ impl DeviceMemoryResource for PoolResource {
         self.reserve.segments.inner_resource().is_none_or(|inner| inner.is_trusted(seal))
     }
 
-    fn places_blocks(&self) -> bool {
-        true
-    }
-
     fn reserve_budget(&self, _bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         match self.reserve.segments.inner_resource().map(|inner| inner.reserve_budget(0)) {
             Some(Ok(Some(_))) => Err(ResourceError::Unsupported {
@@ -217,10 +237,6 @@ impl DeviceMemoryResource for PoolResource {
         }
     }
 
-    fn home(&self) -> Option<ResourceHome> {
-        Some(ResourceHome::new(self.device.clone()).with_streams(self.tracker.streams.clone()))
-    }
-
     fn free_space(&self) -> Option<FreeSpace> {
         let snapshot = self.snapshot();
         Some(FreeSpace { bytes: snapshot.free_bytes(), largest: snapshot.largest_free })
@@ -228,6 +244,36 @@ impl DeviceMemoryResource for PoolResource {
 
     fn trim(&self) -> ResourceResult<usize> {
         self.trim_to(0)
+    }
+
+    fn trim_under_pressure(&self) -> ResourceResult<usize> {
+        if self.return_waits() {
+            return Ok(0);
+        }
+        let trimmed = self.trim_to(0);
+        self.mark_busy_streams();
+        trimmed
+    }
+
+    fn return_idle(&self, now: Instant) -> ResourceResult<usize> {
+        self.return_idle_at(now)
+    }
+
+    fn on_growth(&self, hook: GrowthHook) -> bool {
+        // A thread of its own would not be repeated by a seed.
+        self.decay_interval().is_some()
+            && !self.device.is_seeded()
+            && self.on_growth.set(hook).is_ok()
+    }
+
+    fn memory_use(&self) -> Option<MemoryUse> {
+        let snapshot = self.snapshot();
+        let (cached, pending) = (snapshot.cached_bytes(), snapshot.pending_bytes());
+        Some(MemoryUse::of_physical(snapshot.reserved_bytes, cached, pending))
+    }
+
+    fn watch_segments(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
+        self.reserve.segments.watch(watcher)
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {

@@ -4,7 +4,7 @@
 //! 1. deferred frees that have completed; then the stream's own magazine and coalesce queue;
 //! 2. the shared free list, which belongs to no stream and has no pending work;
 //! 3. steal from another arena, if the range's last work happens-before this request or has completed;
-//! 4. remap completely free handles, of all streams together, into one range;
+//! 4. adjacent complete ranges of several streams; then remap completely free handles, of all streams together, into one range;
 //! 5. grow from the device; a pool that prefers waits over growth first steals with a wait;
 //! 6. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
 //! 7. remap again after waits, or return free segments and grow again.
@@ -17,15 +17,18 @@
 //! a small request pays for it with credits, and grows without enough of them. A remap has credits of its own. `steal`
 //! has steps 3 and 6, `remap` steps 4 and 7.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use xlog_driver::DriverResult;
 
 use super::PoolResource;
-use super::arena::{Arena, Source, Suballocation, UNIT};
+use super::arena::{Arena, Suballocation, UNIT};
+use super::inherit::Inherited;
 use super::reserve::{MAX_TRANSFER, is_full};
 use super::segments::Span;
 use super::tlsf::Range;
+use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
@@ -70,11 +73,14 @@ pub(super) struct SlowPath<'a> {
     pub(super) size: u64,
     pub(super) align: u64,
     pub(super) skipped: SkippedStreams,
+    /// Whether every use of the block will be prepared, so that it may inherit dependencies with its memory.
+    pub(super) is_tracked: bool,
+    pub(super) inherited: Option<Inherited>,
 }
 
 impl SlowPath<'_> {
     /// Allocates from the first source that has enough.
-    pub(super) fn allocate(mut self) -> ResourceResult<Suballocation> {
+    pub(super) fn allocate(&mut self) -> ResourceResult<Suballocation> {
         let pool = self.pool;
         if self.free_completed(DEFERRED_PER_REQUEST)
             && let Some(suballocation) = self.allocate_ready()
@@ -96,7 +102,7 @@ impl SlowPath<'_> {
             if let Some(suballocation) = self.steal(false)? {
                 return Ok(suballocation);
             }
-            if let Some(suballocation) = self.remap() {
+            if let Some(suballocation) = self.inherit().or_else(|| self.remap()) {
                 return Ok(suballocation);
             }
             if pool.config.reuse.insert_waits
@@ -132,8 +138,12 @@ impl SlowPath<'_> {
         }
         let reaper = pool.deferred_frees.reaper_lock();
         // A failed free stays with its block, and a reap reports it.
+        self.skipped.note(pool.retry_failed());
         self.skipped.note(pool.free_deferred_with_waits());
-        self.skipped.note(pool.release_with_waits(RawStream::synchronize_in_time));
+        let released = pool.release_with_waits(|stream, counters| {
+            self.skipped.in_time(stream.synchronize_in_time(counters))
+        });
+        self.skipped.note(released);
         drop(reaper);
         if let Some(suballocation) = self.allocate_own() {
             return Ok(Some(suballocation));
@@ -146,7 +156,7 @@ impl SlowPath<'_> {
                 return Ok(Some(suballocation));
             }
         }
-        self.skipped.unless_lost(pool.synchronize_streams(RawStream::synchronize_in_time))?;
+        self.synchronize_streams()?;
         match self.defragment() {
             Err(error) if is_full(&error) => {}
             Ok(None) => {}
@@ -158,12 +168,20 @@ impl SlowPath<'_> {
         // Segments that cannot be remapped are returned to the device, and taken again as one range.
         self.skipped.note(pool.trim_to(0));
         // An inner resource frees in stream order.
-        self.skipped.unless_lost(pool.synchronize_streams(RawStream::synchronize_in_time))?;
+        self.synchronize_streams()?;
         self.skipped.note(pool.reserve.segments.reclaim());
         match self.grow(foreign_arenas) {
             Err(error) if is_full(&error) => Ok(None),
             other => other.map(Some),
         }
+    }
+
+    /// Waits for the last work on all free memory, until the deadline of the call.
+    fn synchronize_streams(&mut self) -> ResourceResult<()> {
+        let outcome = self.pool.synchronize_streams(|stream, counters| {
+            self.skipped.in_time(stream.synchronize_in_time(counters))
+        });
+        self.skipped.unless_lost(outcome)
     }
 
     /// Frees up to `count` deferred blocks whose uses have completed, unless another thread does so now.
@@ -216,17 +234,17 @@ impl SlowPath<'_> {
         {
             return false;
         }
-        let mut free = pool.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
-        pool.arenas.scan(|_, arena| free += arena.free_bytes());
-        free >= held / 2
+        pool.free_bytes() >= held / 2
     }
 
     #[cold]
-    fn refusal(self, full: ResourceError) -> ResourceError {
+    fn refusal(&self, full: ResourceError) -> ResourceError {
         let snapshot = self.pool.snapshot();
         let ResourceError::OutOfMemory { detail, .. } = full else { return full };
-        let cause = if let Some(error) = self.skipped.first {
+        let cause = if let Some(error) = &self.skipped.first {
             format!("free memory could not be waited for ({error})")
+        } else if self.skipped.is_late.get() {
+            "work on free memory did not complete within the deadline".to_owned()
         } else if snapshot.free_bytes() >= self.size as usize {
             "the free memory is in pieces (fragmentation)".to_owned()
         } else {
@@ -254,7 +272,9 @@ impl SlowPath<'_> {
         let taken = self.arena.with(|arena| {
             // Read inside the lock, so that the stamp covers blocks that other threads of this stream have just freed.
             arena.flush(self.owner.clock().now(), table, &mut slots);
-            arena.allocate(self.size, self.align, table)
+            arena
+                .allocate(self.size, self.align, table)
+                .or_else(|| arena.allocate_rechunked(self.size, self.align, ServedBy::Own))
         });
         table.free_slots(slots);
         taken
@@ -262,14 +282,14 @@ impl SlowPath<'_> {
 
     pub(super) fn allocate_shared_free(&self) -> Option<Suballocation> {
         let range = self.pool.reserve.remove_for(self.size, self.align)?;
-        self.insert_and_allocate(range, Source::Completed)
+        self.insert_and_allocate(range, ServedBy::Completed)
     }
 
     /// Gives a range to the stream's own arena and allocates from it.
     pub(super) fn insert_and_allocate(
         &self,
         range: Range,
-        source: Source,
+        source: ServedBy,
     ) -> Option<Suballocation> {
         self.arena.with(|arena| arena.insert_and_allocate(range, self.size, self.align, source))
     }
@@ -312,7 +332,7 @@ impl SlowPath<'_> {
             own = first;
         }
         drop(growth);
-        self.insert_and_allocate(self.fresh(own), Source::Grown).ok_or_else(|| {
+        self.insert_and_allocate(self.fresh(own), ServedBy::Grown).ok_or_else(|| {
             ResourceError::OutOfMemory {
                 requested: self.size as usize,
                 detail: format!("{} bytes were taken and do not hold it", span.bytes),
@@ -326,9 +346,16 @@ impl SlowPath<'_> {
 pub(super) struct SkippedStreams {
     /// The first failure.
     first: Option<ResourceError>,
+    /// Whether the work of a stream did not complete within the deadline of the call.
+    is_late: Cell<bool>,
 }
 
 impl SkippedStreams {
+    /// Notes a stream whose work did not complete in time.
+    fn in_time(&self, completed: DriverResult<bool>) -> DriverResult<()> {
+        completed.map(|completed| self.is_late.set(self.is_late.get() | !completed))
+    }
+
     /// Notes a failure and goes on.
     pub(super) fn note<T>(&mut self, outcome: ResourceResult<T>) {
         if let Err(error) = outcome {

@@ -1,7 +1,8 @@
 //! Figures of a pool at one moment.
 
 use super::PoolResource;
-use super::arena::{ArenaCounts, Source};
+use super::arena::ArenaCounts;
+use crate::device_runtime::logging::ServedBy;
 
 /// How often each source served a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -49,13 +50,21 @@ pub struct PoolSnapshot {
 
 impl PoolSnapshot {
     /// Free bytes, magazines not counted.
-    #[must_use]
     pub fn free_bytes(&self) -> usize {
         self.idle_bytes + self.waiting_bytes
     }
 
+    /// Bytes in no block on which nothing is pending, with those in magazines.
+    pub fn cached_bytes(&self) -> usize {
+        self.idle_bytes + self.magazine_bytes
+    }
+
+    /// Free bytes on which work of their stream may be pending. A budget also counts freed blocks that other streams still use.
+    pub fn pending_bytes(&self) -> usize {
+        self.waiting_bytes
+    }
+
     /// The fraction of the free memory outside the largest range; 0 if all of it is one range.
-    #[must_use]
     pub fn fragmentation(&self) -> f64 {
         match self.free_bytes() {
             0 => 0.0,
@@ -77,7 +86,6 @@ impl ArenaCounts {
 
 impl PoolResource {
     /// Takes a snapshot. Visits every arena.
-    #[must_use]
     pub fn snapshot(&self) -> PoolSnapshot {
         let mut snapshot = PoolSnapshot {
             segment_kind: self.reserve.segments.kind(),
@@ -107,14 +115,14 @@ impl PoolResource {
             snapshot.free_ranges += shared_free.free_ranges();
             snapshot.largest_free = snapshot.largest_free.max(shared_free.largest_free() as usize);
         });
-        let served = |source: Source| counts.sources.0[source as usize];
+        let served = |source: ServedBy| counts.sources.0[source as usize];
         snapshot.paths = PoolPaths {
-            magazine: served(Source::Magazine),
-            own: served(Source::Own),
-            covered: served(Source::StolenOrdered),
-            completed: served(Source::Completed),
-            grown: served(Source::Grown),
-            waited: served(Source::StolenWithWait),
+            magazine: served(ServedBy::Magazine),
+            own: served(ServedBy::Own),
+            covered: served(ServedBy::Covered),
+            completed: served(ServedBy::Completed),
+            grown: served(ServedBy::Grown),
+            waited: served(ServedBy::Waited),
         };
         snapshot
     }

@@ -11,7 +11,7 @@ use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
 /// Requests up to this size share small handles, so that a block that stays pins little memory.
 const PRIVATE_BYTES: u64 = 32 << 20;
-/// The size of the largest handle. A handle that a block occupies in part can not be remapped.
+/// The size of the largest handle, for requests of many GiB. A handle that a block occupies in part can not be remapped.
 const LARGEST_HANDLE: u64 = 128 << 20;
 
 /// The pool decides how much it takes at a time, so the segments round up to their granularity only.

@@ -5,10 +5,11 @@
 
 use xlog_driver::DriverError;
 
-use super::arena::{Arena, Source, Suballocation};
+use super::arena::{Arena, Suballocation};
 use super::segments::Span;
 use super::slow_path::SlowPath;
 use super::tlsf::{Range, Tlsf};
+use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
@@ -59,7 +60,7 @@ impl SlowPath<'_> {
             let Some((range, source)) = self.steal_from(other, stream, with_wait) else {
                 continue;
             };
-            if source == Source::StolenWithWait
+            if source == ServedBy::Waited
                 && let Err(error) =
                     self.owner.wait_on_clock(stream, range.stamp, &pool.tracker.counters)
             {
@@ -75,8 +76,8 @@ impl SlowPath<'_> {
         Ok(None)
     }
 
-    fn insert_stolen(&self, range: Range, source: Source) -> Option<Suballocation> {
-        let stamp = if source == Source::Completed { 0 } else { self.owner.clock().now() };
+    fn insert_stolen(&self, range: Range, source: ServedBy) -> Option<Suballocation> {
+        let stamp = if source == ServedBy::Completed { 0 } else { self.owner.clock().now() };
         self.insert_and_allocate(Range { stamp, ..range }, source)
     }
 
@@ -86,7 +87,7 @@ impl SlowPath<'_> {
         other: &Lock<Arena>,
         stream: &RawStream,
         with_wait: bool,
-    ) -> Option<(Range, Source)> {
+    ) -> Option<(Range, ServedBy)> {
         let pool = self.pool;
         if pool.config.reuse.opportunistic {
             stream.poll_tail();
@@ -112,16 +113,16 @@ impl SlowPath<'_> {
         tlsf: &mut Tlsf,
         stream: &RawStream,
         with_wait: bool,
-    ) -> Option<(Range, Source)> {
+    ) -> Option<(Range, ServedBy)> {
         let reuse = self.pool.config.reuse;
         let (clock, here) = (stream.clock(), self.owner.clock());
         let source_of = |stamp: u64| {
             if stamp == 0 || reuse.opportunistic && clock.is_complete(stamp) {
-                Some(Source::Completed)
+                Some(ServedBy::Completed)
             } else if reuse.follow_dependencies && here.covers(clock.slot(), stamp) {
-                Some(Source::StolenOrdered)
+                Some(ServedBy::Covered)
             } else {
-                with_wait.then_some(Source::StolenWithWait)
+                with_wait.then_some(ServedBy::Waited)
             }
         };
         let usable = &mut |stamp| source_of(stamp).is_some();
@@ -171,7 +172,7 @@ impl SlowPath<'_> {
         Ok(self.arena.with(|arena| {
             // Read inside the lock and after the waits, so that the stamp covers all of them.
             let range = Range { ptr, bytes: end - ptr, stamp: owner.clock().now() };
-            arena.insert_and_allocate(range, self.size, self.align, Source::StolenWithWait)
+            arena.insert_and_allocate(range, self.size, self.align, ServedBy::Waited)
         }))
     }
 

@@ -1,6 +1,7 @@
 //! What can only be shown with a hand on an arena.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -40,4 +41,112 @@ fn two_streams_allocate_while_a_third_ones_memory_is_held() {
         pool.reap_pending().unwrap();
         assert_eq!(pool.bytes_outstanding(), 0);
     }
+}
+
+/// A pool with a decay of a minute on one stream, and a clock that the test moves.
+struct Decaying {
+    pool: PoolResource,
+    stream: crate::device_runtime::StreamLease,
+    now: Instant,
+}
+
+const DECAY: Duration = Duration::from_secs(60);
+
+impl Decaying {
+    fn new(device: Arc<CudaDevice>, config: PoolConfig) -> Self {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let pool = PoolResource::new(device, 0, streams.clone(), config).unwrap();
+        Self { pool, stream: streams.lease().unwrap(), now: Instant::now() }
+    }
+
+    fn pair(&self, bytes: usize) {
+        let block = self.pool.allocate(bytes, self.stream.id(), AllocTag("pair")).unwrap();
+        self.pool.deallocate(block).unwrap();
+    }
+
+    /// [`Self::pair`], with all its work complete.
+    fn complete_pair(&self, bytes: usize) {
+        self.pair(bytes);
+        self.stream.synchronize().unwrap();
+    }
+
+    /// What goes back `after` more time.
+    fn returned(&mut self, after: Duration) -> usize {
+        self.now += after;
+        self.pool.return_idle_at(self.now).unwrap()
+    }
+
+    fn reserved(&self) -> usize {
+        self.pool.snapshot().reserved_bytes
+    }
+}
+
+#[test]
+fn memory_that_no_request_needed_for_the_decay_goes_back_and_not_before() {
+    for device in devices() {
+        let config = PoolConfig::default().with_decay(DECAY, 0);
+        let mut decaying = Decaying::new(device, config);
+        let live = decaying.pool.allocate(MIB, decaying.stream.id(), AllocTag("live")).unwrap();
+        decaying.complete_pair(64 * MIB);
+        assert_eq!(decaying.returned(Duration::ZERO), 0);
+        assert_eq!(decaying.returned(DECAY - Duration::from_nanos(1)), 0);
+        // A request starts the time anew.
+        decaying.complete_pair(64 * MIB);
+        assert_eq!(decaying.returned(Duration::from_secs(1)), 0);
+        assert_eq!(decaying.returned(DECAY - Duration::from_nanos(1)), 0);
+        assert!(decaying.returned(Duration::from_nanos(1)) >= 62 * MIB);
+        assert!(decaying.reserved() <= 4 * MIB, "the live block's handles stay");
+        decaying.pool.deallocate(live).unwrap();
+        decaying.stream.synchronize().unwrap();
+        assert!(decaying.returned(Duration::ZERO) > 0);
+        assert_eq!(decaying.reserved(), 0);
+    }
+}
+
+#[test]
+fn a_magazine_that_serves_stays_while_idle_ranges_go_back() {
+    let [_, device] = devices();
+    let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    decaying.complete_pair(1000);
+    // It flushes the magazine.
+    decaying.complete_pair(64 * MIB);
+    decaying.complete_pair(1000);
+    assert_eq!(decaying.returned(Duration::ZERO), 0);
+    decaying.complete_pair(1000);
+    let from_magazine = decaying.pool.snapshot().paths.magazine;
+    assert!(decaying.returned(DECAY) >= 60 * MIB, "only the magazine served");
+    decaying.complete_pair(1000);
+    assert_eq!(decaying.pool.snapshot().paths.magazine, from_magazine + 1, "it still does");
+    // Once there is no request at all, it goes back too.
+    assert_eq!(decaying.returned(Duration::ZERO), 0);
+    assert!(decaying.returned(Duration::ZERO) > 0);
+    assert_eq!(decaying.reserved(), 0);
+}
+
+#[test]
+fn memory_under_pending_work_stays_through_a_decay_and_goes_back_once_it_is_complete() {
+    let [device, _] = devices();
+    let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    let gate = decaying.stream.hold().unwrap();
+    decaying.pair(64 * MIB);
+    assert_eq!(decaying.returned(Duration::ZERO), 0);
+    assert_eq!(decaying.returned(DECAY), 0, "the stream may still work on it");
+    gate.release();
+    decaying.stream.synchronize().unwrap();
+    assert!(decaying.returned(Duration::ZERO) >= 64 * MIB);
+}
+
+#[test]
+fn a_pool_without_decay_keeps_its_memory_and_a_threshold_is_kept() {
+    let [_, device] = devices();
+    let mut kept = Decaying::new(device.clone(), PoolConfig::default().without_decay());
+    kept.complete_pair(64 * MIB);
+    kept.returned(Duration::ZERO);
+    assert_eq!(kept.returned(100 * DECAY), 0);
+    let config = PoolConfig::default().with_decay(DECAY, 32 * MIB);
+    let mut decaying = Decaying::new(device, config);
+    decaying.complete_pair(256 * MIB);
+    decaying.returned(Duration::ZERO);
+    assert!(decaying.returned(DECAY) > 0);
+    assert!((32 * MIB..=64 * MIB).contains(&decaying.reserved()), "{}", decaying.reserved());
 }

@@ -10,10 +10,18 @@ use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
+/// Polls of a stream that only its events may be asked about. An event that was recorded for the first poll of an idle stream completes within a few.
+const EVENT_POLLS: u32 = 32;
+
 impl PoolResource {
     /// Returns free memory without pending work to the device until the pool holds at most `bytes`. Returns the number
     /// of bytes that went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
+        self.trim_idle(bytes, true)
+    }
+
+    /// [`Self::trim_to`] with or without the memory in magazines.
+    pub(super) fn trim_idle(&self, bytes: usize, flushes: bool) -> ResourceResult<usize> {
         if self.sanitizer.is_some()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
@@ -24,10 +32,10 @@ impl PoolResource {
         if excess == 0 {
             return Ok(0);
         }
-        self.arenas.flush(&self.tracker);
-        for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
-            stream.poll_tail();
+        if flushes {
+            self.arenas.flush(&self.tracker);
         }
+        self.poll_streams();
         let idle = self.remove_idle();
         let (gone, outcome) = self.reserve.segments.release(&idle, excess);
         self.reserve.insert_idle(idle, &gone);
@@ -35,16 +43,47 @@ impl PoolResource {
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
+    /// Finds out what has completed on all streams.
+    fn poll_streams(&self) {
+        let mut by_event: Vec<&RawStream> = Vec::new();
+        for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
+            if !stream.poll_tail() {
+                stream.poll_events();
+                if stream.clock().header().handle_escaped() {
+                    by_event.push(stream);
+                }
+            }
+        }
+        for _ in 0..EVENT_POLLS {
+            by_event.retain(|stream| {
+                stream.poll_events();
+                stream.clock().has_recorded()
+            });
+            if by_event.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Whether returning a segment waits for all work on the device, as `cuMemFree` does: then only the user's own calls return memory.
+    pub(super) fn return_waits(&self) -> bool {
+        let segments = &self.reserve.segments;
+        !segments.can_move() && !segments.is_stream_ordered()
+    }
+
+    /// Records an event on each busy stream, so that a later trim finds what has completed by then: frees on the own stream record none.
+    pub(super) fn mark_busy_streams(&self) {
+        for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
+            if !stream.poll_tail() {
+                // A stream that cannot record keeps its memory.
+                let _ = stream.record(&self.tracker.counters);
+            }
+        }
+    }
+
     /// Changes how much of the device the pool may hold. Memory that it already holds stays.
     pub fn set_maximum(&self, bytes: usize) {
         self.reserve.segments.set_limit(bytes as u64);
-    }
-
-    /// Returns memory that has been free for `idle_decay`, if that is configured.
-    pub(super) fn decay(&self) -> ResourceResult<()> {
-        let Some(idle) = self.config.idle_decay else { return Ok(()) };
-        let due = self.reserve.growing().last.elapsed() >= idle;
-        if due { self.trim_to(self.config.release_threshold).map(|_| ()) } else { Ok(()) }
     }
 
     /// Removes all free ranges without pending work from all arenas and the shared free list, coalesced by address. The
@@ -53,6 +92,13 @@ impl PoolResource {
         let mut idle = self.arenas.remove_idle(&self.tracker);
         idle.extend(self.reserve.remove(0).into_iter().map(Span::from));
         coalesce(idle)
+    }
+
+    /// Bytes that are free on the shared free list and in the arenas that no other thread is inside of.
+    pub(super) fn free_bytes(&self) -> u64 {
+        let mut free = self.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
+        self.arenas.scan(|_, arena| free += arena.free_bytes());
+        free
     }
 
     /// Waits by `synchronize` until the last work on all free memory has completed. Goes on after a stream that fails.

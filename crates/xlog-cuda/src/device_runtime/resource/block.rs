@@ -77,6 +77,12 @@ thread_local! {
 }
 
 /// Tells an address from its reuse. Never equal for two allocations, and increasing within a thread.
+///
+/// ```
+/// use xlog_cuda::device_runtime::Generation;
+///
+/// assert!(Generation::next() < Generation::next());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(transparent)]
 pub struct Generation(pub u64);
@@ -171,22 +177,28 @@ impl DeviceBlock {
         tag: AllocTag,
         generation: Generation,
     ) -> Self {
-        let align = alignment_of(ptr);
+        // The lowest bit of the address that is set, but at most 2 MiB.
+        let address = ptr | 2 << 20;
+        let align = ((address & address.wrapping_neg()) as usize).max(MIN_ALIGN);
         let state = BlockState::Live;
         Self { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
     }
 }
 
-/// What an address is aligned to, as far as anybody asks: at most 2 MiB.
-#[inline(always)]
-fn alignment_of(ptr: u64) -> usize {
-    const MOST: u64 = 2 << 20;
-    let address = ptr | MOST;
-    // The lowest bit that is set.
-    ((address & address.wrapping_neg()) as usize).max(MIN_ALIGN)
-}
-
 /// The identity of a block, which outlives the block.
+///
+/// ```
+/// use xlog_cuda::device_runtime::{BlockId, BlockState};
+/// use xlog_cuda::prelude::*;
+///
+/// let runtime = XlogDeviceRuntime::open("sim")?;
+/// let block = runtime.allocate(64, StreamId::DEFAULT, AllocTag("rows"))?;
+/// let id = BlockId::from_block(&block);
+/// assert_eq!(runtime.block_state(id), BlockState::Live);
+/// runtime.deallocate(block)?;
+/// assert_ne!(runtime.block_state(id), BlockState::Live);
+/// # Ok::<(), XlogError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockId {
     /// The device address.

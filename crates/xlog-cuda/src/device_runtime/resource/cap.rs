@@ -39,7 +39,6 @@ impl PhysicalCap {
     }
 
     /// The maximum.
-    #[must_use]
     #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Acquire)

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use xlog_driver::DriverError;
 
-use super::{Generation, StreamId};
+use super::{BlockId, BlockState, DeviceMemoryResource, Generation, StreamId};
 use crate::device_runtime::budget::{Line, OomReport};
+use crate::device_runtime::graph::CaptureError;
 
 /// Shorthand for the result of a resource call.
 pub type ResourceResult<T> = Result<T, ResourceError>;
@@ -71,6 +72,9 @@ pub enum ResourceError {
         /// What would have been accepted.
         accepted: String,
     },
+    /// A stream capture does not allow the call.
+    #[error("capture: {0}")]
+    Capture(Box<CaptureError>),
 }
 
 impl ResourceError {
@@ -89,9 +93,23 @@ impl ResourceError {
         }
     }
 
+    /// Whether the failed free of a block changed nothing. Otherwise the resource has the block, and a later reap finishes the free.
+    ///
+    /// Damage of another block, which a guard returns with a free, is no refusal.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn is_refused_free(
+        &self,
+        block: BlockId,
+        resource: &impl DeviceMemoryResource,
+    ) -> bool {
+        matches!(self, Self::UseAfterFree { generation } if *generation == block.generation)
+            || block.device_ordinal != resource.device_ordinal()
+            || resource.block_state(block) == BlockState::Live
+    }
+
     /// The report of a refusal, which also prints with `{}`: of this thread's last one if that is this error, or else of the only
     /// recent one with the same numbers. `None` for other errors, and for refusals that no budget, manager or runtime reported.
-    #[must_use]
     pub fn report(&self) -> Option<Arc<OomReport>> {
         self.is_refusal().then(|| OomReport::of_text(&self.brief())).flatten()
     }
@@ -110,7 +128,6 @@ impl ResourceError {
     }
 
     /// A short name for logs: one word per variant.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::OutOfBudget { .. } => "out_of_budget",
@@ -122,6 +139,7 @@ impl ResourceError {
             Self::OutOfBounds { .. } => "out_of_bounds",
             Self::InvalidRequest { .. } => "invalid_request",
             Self::Unsupported { .. } => "unsupported",
+            Self::Capture(_) => "capture",
         }
     }
 }
@@ -143,6 +161,12 @@ impl fmt::Display for Refusal<'_> {
             Some(report) => write!(f, "{}: {}", self.0, Line(&report)),
             None => f.write_str(self.1),
         }
+    }
+}
+
+impl From<CaptureError> for ResourceError {
+    fn from(error: CaptureError) -> Self {
+        Self::Capture(Box::new(error))
     }
 }
 

@@ -1,6 +1,8 @@
 //! Counters, and the hook by which physical memory is metered.
 
-use super::ResourceResult;
+use std::time::Duration;
+
+use super::{ResourceError, ResourceResult};
 
 /// Told of the physical memory a resource takes from its device and returns to it.
 ///
@@ -11,6 +13,46 @@ pub trait PhysicalMeter: Send + Sync {
 
     /// Called after `bytes` were returned.
     fn give(&self, bytes: usize);
+
+    /// Called before a request is refused with `error`: asks other holders of the device to return what they have cached, and waits at
+    /// most `limit` for that. Returns whether another attempt is worthwhile.
+    fn relieve(&self, _error: &ResourceError, _limit: Duration) -> bool {
+        false
+    }
+}
+
+/// The physical memory that a resource holds of its device.
+///
+/// ```
+/// use xlog_cuda::device_runtime::MemoryUse;
+///
+/// let held = MemoryUse::of_physical(100, 30, 10);
+/// assert_eq!((held.live, held.cached, held.pending, held.physical()), (60, 30, 10, 100));
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
+#[non_exhaustive]
+pub struct MemoryUse {
+    /// Bytes of live blocks, and what their granules have beyond them.
+    pub live: usize,
+    /// Bytes in no block, on which no work is pending. A trim returns those whose granule has nothing else.
+    pub cached: usize,
+    /// Bytes that were freed and wait for work on streams.
+    pub pending: usize,
+}
+
+impl MemoryUse {
+    /// All bytes.
+    pub fn physical(&self) -> usize {
+        self.live.saturating_add(self.cached).saturating_add(self.pending)
+    }
+
+    /// Divides `physical` bytes: what is neither cached nor pending is live.
+    #[must_use]
+    pub fn of_physical(physical: usize, cached: usize, pending: usize) -> Self {
+        let cached = cached.min(physical);
+        let pending = pending.min(physical - cached);
+        Self { live: physical - cached - pending, cached, pending }
+    }
 }
 
 /// Counters of a resource. What a resource does not count is 0.
@@ -35,7 +77,7 @@ pub struct ResourceStatistics {
     pub waits_elided: u64,
 }
 
-/// Memory that a resource holds and nobody has.
+/// Memory that a resource holds and no block occupies.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct FreeSpace {
     /// All of it.
@@ -46,7 +88,6 @@ pub struct FreeSpace {
 
 impl FreeSpace {
     /// 0 for one piece, towards 1 for many.
-    #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.bytes == 0 { 0.0 } else { 1.0 - self.largest as f64 / self.bytes as f64 }
     }

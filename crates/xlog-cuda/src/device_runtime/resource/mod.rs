@@ -10,9 +10,11 @@ mod error;
 mod home;
 mod meter;
 mod pointers;
+mod segments;
 mod trust;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use super::budget::BudgetReservation;
 
@@ -20,8 +22,12 @@ pub use block::{AllocTag, BlockId, BlockState, DeviceBlock, Generation, StreamId
 pub use cap::PhysicalCap;
 pub use error::{ResourceError, ResourceResult};
 pub use home::ResourceHome;
-pub use meter::{FreeSpace, PhysicalMeter, ResourceStatistics};
+pub use meter::{FreeSpace, MemoryUse, PhysicalMeter, ResourceStatistics};
+pub use segments::{SegmentRange, SegmentWatcher};
 pub use xlog_driver::Access;
+
+/// What a resource calls when it has taken memory from the device; see [`DeviceMemoryResource::on_growth`].
+pub type GrowthHook = Arc<dyn Fn(Duration) + Send + Sync>;
 
 pub(crate) use block::SLOT_BITS;
 pub(crate) use cap::{CapSlot, refused_by_cap};
@@ -193,6 +199,23 @@ pub trait DeviceMemoryResource: Send + Sync {
         outcome
     }
 
+    /// [`allocate_aligned`](Self::allocate_aligned) for a block whose every use will be prepared, also on its own stream.
+    ///
+    /// Its memory may have pending work. The first prepare makes the use's stream wait for that work, often without a wait. The
+    /// default is an allocation that is ordered at once. A decorator that works on the memory itself keeps the default.
+    fn allocate_tracked(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        match align {
+            0..=MIN_ALIGN => self.allocate(bytes, stream, tag),
+            _ => self.allocate_aligned(bytes, align, stream, tag),
+        }
+    }
+
     /// [`allocate`](Self::allocate) with an alignment, a power of two.
     fn allocate_aligned(
         &self,
@@ -229,17 +252,7 @@ pub trait DeviceMemoryResource: Send + Sync {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<Vec<DeviceBlock>> {
-        let mut blocks = Vec::with_capacity(sizes.len());
-        for &bytes in sizes {
-            match self.allocate(bytes, stream, tag) {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    let _ = self.deallocate_batch(blocks);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(blocks)
+        allocate_one_by_one(self, sizes, stream, tag)
     }
 
     /// Frees several blocks. All are consumed; the first error is returned.
@@ -317,10 +330,47 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
+    /// From now on, tells `watcher` of the segments that this resource takes from the device and returns to it, beginning with those it
+    /// holds. False where it has none, or does not know their addresses.
+    fn watch_segments(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
+        self.inner_resource().is_some_and(|inner| inner.watch_segments(watcher))
+    }
+
     /// The physical memory that this resource holds of its device, cached or not, where it knows: what a
     /// [cap](Self::cap_physical) is about.
     fn physical_bytes(&self) -> Option<usize> {
         self.inner_resource()?.physical_bytes()
+    }
+
+    /// [`trim`](Self::trim) because another process needs the memory. It never waits. On busy streams it marks the work queued so far, so
+    /// that a later call finds what has completed by then.
+    fn trim_under_pressure(&self) -> ResourceResult<usize> {
+        match self.inner_resource() {
+            Some(inner) => inner.trim_under_pressure(),
+            None => self.trim(),
+        }
+    }
+
+    /// Returns memory to the device that has been idle for a while at `now`, if the resource does so by itself. Returns the
+    /// number of bytes.
+    fn return_idle(&self, now: Instant) -> ResourceResult<usize> {
+        self.inner_resource().map_or(Ok(0), |inner| inner.return_idle(now))
+    }
+
+    /// Has `hook` called whenever the resource has taken memory from the device, with the interval in which
+    /// [`return_idle`](Self::return_idle) is to be called from then on. False if the resource keeps idle memory.
+    fn on_growth(&self, hook: GrowthHook) -> bool {
+        self.inner_resource().is_some_and(|inner| inner.on_growth(hook))
+    }
+
+    /// How the physical memory of this resource divides into live, cached and pending, where it knows.
+    fn memory_use(&self) -> Option<MemoryUse> {
+        if let Some(inner) = self.inner_resource() {
+            return inner.memory_use();
+        }
+        let physical = self.physical_bytes()?;
+        let cached = physical.saturating_sub(self.bytes_outstanding());
+        Some(MemoryUse::of_physical(physical, cached, 0))
     }
 
     /// What this resource could hand out without taking more from the device, where it knows.
@@ -365,4 +415,24 @@ pub trait DeviceMemoryResource: Send + Sync {
             }),
         }
     }
+}
+
+/// Several blocks by the single form, all or none.
+pub(crate) fn allocate_one_by_one<R: DeviceMemoryResource + ?Sized>(
+    resource: &R,
+    sizes: &[usize],
+    stream: StreamId,
+    tag: AllocTag,
+) -> ResourceResult<Vec<DeviceBlock>> {
+    let mut blocks = Vec::with_capacity(sizes.len());
+    for &bytes in sizes {
+        match resource.allocate(bytes, stream, tag) {
+            Ok(block) => blocks.push(block),
+            Err(error) => {
+                let _ = resource.deallocate_batch(blocks);
+                return Err(error);
+            }
+        }
+    }
+    Ok(blocks)
 }

@@ -56,6 +56,15 @@ macro_rules! forward_pointer {
         ) -> ResourceResult<DeviceBlock> {
             (**self).allocate_aligned(bytes, align, stream, tag)
         }
+        fn allocate_tracked(
+            &self,
+            bytes: usize,
+            align: usize,
+            stream: StreamId,
+            tag: AllocTag,
+        ) -> ResourceResult<DeviceBlock> {
+            (**self).allocate_tracked(bytes, align, stream, tag)
+        }
         fn allocate_batch(
             &self,
             sizes: &[usize],

@@ -3,20 +3,53 @@
 use std::panic::Location;
 
 use super::{Asked, XlogDeviceRuntime};
+use crate::device_runtime::graph::{CaptureError, Detour};
+use crate::device_runtime::logging::SiteScope;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
-    ResourceResult, ResourceStatistics, StreamId, check_memory,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MemoryUse,
+    ResourceError, ResourceResult, ResourceStatistics, StreamId, check_memory,
 };
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
 
 impl XlogDeviceRuntime {
-    /// The resource, if the parts fit together.
+    /// The resource, if the parts fit together. With captures or graphs, what stands before it.
     #[inline]
     pub(crate) fn checked(&self) -> ResourceResult<&dyn DeviceMemoryResource> {
+        if self.core.graphs.detour.any(Detour::MISMATCH | Detour::GRAPHS) {
+            return self.checked_detour();
+        }
+        Ok(&*self.core.resource)
+    }
+
+    #[cold]
+    fn checked_detour(&self) -> ResourceResult<&dyn DeviceMemoryResource> {
         match &self.core.mismatch {
-            None => Ok(&*self.core.resource),
+            None => Ok(&*self.core.graphs),
             Some(error) => Err(error.clone()),
         }
+    }
+
+    /// The resource, or what stands before it with captures or graphs.
+    fn routed(&self) -> &dyn DeviceMemoryResource {
+        match self.core.graphs.detour.any(Detour::GRAPHS) {
+            true => &*self.core.graphs,
+            false => &*self.core.resource,
+        }
+    }
+
+    /// Allocates by `call` from the resource, if the parts fit together. A log below names `site` in its record.
+    #[inline]
+    pub(crate) fn allocate_at<T>(
+        &self,
+        site: &'static Location<'static>,
+        call: impl FnOnce(&dyn DeviceMemoryResource) -> ResourceResult<T>,
+    ) -> ResourceResult<T> {
+        if !self.core.graphs.detour.any(Detour::MISMATCH | Detour::LOG | Detour::GRAPHS) {
+            return call(&*self.core.resource);
+        }
+        let resource = self.checked()?;
+        let _site = SiteScope::enter(site);
+        call(resource)
     }
 
     /// Checks that the first `bytes` bytes of a block are device memory. A block that fails the check is freed.
@@ -46,21 +79,34 @@ impl XlogDeviceRuntime {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let allocated = self.checked()?.allocate(bytes, stream, tag);
+        let site = Location::caller();
+        let allocated = self.allocate_at(site, |resource| resource.allocate(bytes, stream, tag));
         if let Err(error) = &allocated {
-            let site = Location::caller();
             self.complete_report(error, Asked { bytes, stream, tag, site });
         }
         allocated
     }
 
-    /// [`DeviceMemoryResource::deallocate`].
+    /// [`DeviceMemoryResource::deallocate`]. On a stream of a capture that other code has begun and that was not joined it is
+    /// [`CaptureError::NotJoined`]: a reap frees the block once that capture has ended.
     pub fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        self.checked()?.deallocate(block)
+        let id = BlockId::from_block(&block);
+        self.checked()?.deallocate(block).map_err(|error| self.explain_free(id, error))
+    }
+
+    /// Names the capture that keeps a block from being freed now.
+    #[cold]
+    fn explain_free(&self, block: BlockId, error: ResourceError) -> ResourceError {
+        let stream = block.alloc_stream;
+        let is_kept = matches!(error, ResourceError::Driver(_))
+            && self.block_state(block) == BlockState::Retired;
+        match is_kept && self.core.graphs.is_captured(stream) {
+            true => CaptureError::NotJoined { stream }.into(),
+            false => error,
+        }
     }
 
     /// [`DeviceMemoryResource::bytes_outstanding`].
-    #[must_use]
     pub fn bytes_outstanding(&self) -> usize {
         self.resource().bytes_outstanding()
     }
@@ -77,9 +123,13 @@ impl XlogDeviceRuntime {
     }
 
     /// [`DeviceMemoryResource::physical_bytes`].
-    #[must_use]
     pub fn physical_bytes(&self) -> Option<usize> {
         self.checked().ok()?.physical_bytes()
+    }
+
+    /// [`DeviceMemoryResource::memory_use`]: what a trim would return, and what it would leave.
+    pub fn memory_use(&self) -> Option<MemoryUse> {
+        self.checked().ok()?.memory_use()
     }
 
     /// [`DeviceMemoryResource::trim`].
@@ -98,7 +148,6 @@ impl XlogDeviceRuntime {
     }
 
     /// [`DeviceMemoryResource::supports_block_use_tracking`].
-    #[must_use]
     pub fn supports_block_use_tracking(&self) -> bool {
         self.resource().supports_block_use_tracking()
     }
@@ -132,14 +181,27 @@ impl XlogDeviceRuntime {
         self.checked()?.finish_block_uses(uses, use_stream)
     }
 
+    /// [`XlogDeviceRuntime::finish_block_uses`] for uses that were opened in this capture, or in none.
+    pub(crate) fn finish_opened_uses(
+        &self,
+        capture: Option<u64>,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        let resource = self.checked()?;
+        match capture.is_some() || self.core.graphs.detour.any(Detour::GRAPHS) {
+            true => self.core.graphs.finish_opened(capture, uses, use_stream),
+            false => resource.finish_block_uses(uses, use_stream),
+        }
+    }
+
     /// [`DeviceMemoryResource::block_state`].
     #[must_use]
     pub fn block_state(&self, block: BlockId) -> BlockState {
-        self.resource().block_state(block)
+        self.routed().block_state(block)
     }
 
     /// [`DeviceMemoryResource::statistics`].
-    #[must_use]
     pub fn statistics(&self) -> ResourceStatistics {
         self.resource().statistics()
     }

@@ -9,8 +9,14 @@
 //! | | `on`, `off` | it does, or does not; the other resources are visible to checkers as they are |
 //! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
 //! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
+//! | `XLOG_DEVICE_QUOTA` | a [`ByteSize`] | the quota of this process in the ledger, where an administrator can change it |
+//! | `XLOG_DEVICE_QUOTA_NAME` | text | the name of that quota, which `xlogmem top` shows |
 //! | `XLOG_DEVICE_GUARD` | `off`, `canary`, `sync`, `pages`, `sampled:N` | the debug guard, see [`GuardSetting`] |
 //! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation; `%p` is the process, `%d` the device |
+//! | `XLOG_DEVICE_STACKS` | `off`, `all`, `sampled:N` | which allocations have a stack, in statistics and log; `off` unless set |
+//!
+//! A runtime that [`XlogDeviceRuntime::open`] builds takes the ledger and the quota from the environment, and nothing else: they are limits
+//! that the process was given, whatever it opens.
 //!
 //! A value that is not accepted is an error that names it, never a silent default: a program that was configured to keep a log and
 //! does not is worse than one that refuses to start.
@@ -23,6 +29,7 @@ mod guard;
 mod layer;
 mod ledger;
 mod resource;
+mod stacks;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +43,7 @@ use super::XlogDeviceRuntime;
 use super::log_file::LogFile;
 use crate::device_runtime::pool::{PoolConfig, PoolSanitizer};
 use crate::device_runtime::resource::DeviceMemoryResource;
-use crate::device_runtime::statistics::StatisticsConfig;
+use crate::device_runtime::statistics::{Backtraces, StatisticsConfig};
 use crate::device_runtime::stream_pool::DEFAULT_MAX_STREAMS;
 use crate::{ByteSize, CudaDevice, DeviceSpec, Result, XlogError};
 
@@ -52,12 +59,21 @@ pub const BUDGET_VARIABLE: &str = "XLOG_DEVICE_BUDGET";
 /// The environment variable that selects the ledger of shared runtimes.
 pub const LEDGER_VARIABLE: &str = "XLOG_DEVICE_LEDGER";
 
+/// The environment variable for the quota of shared runtimes in their ledger.
+pub const QUOTA_VARIABLE: &str = "XLOG_DEVICE_QUOTA";
+
+/// The environment variable for the name of that quota.
+pub const QUOTA_NAME_VARIABLE: &str = "XLOG_DEVICE_QUOTA_NAME";
+
 /// The environment variable that selects the guard of shared runtimes.
 pub const GUARD_VARIABLE: &str = "XLOG_DEVICE_GUARD";
 
 /// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`, where `%p` stands for the process
 /// and `%d` for the device.
 pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
+
+/// The environment variable for which allocations of shared runtimes have a stack, in their statistics and log.
+pub const STACKS_VARIABLE: &str = "XLOG_DEVICE_STACKS";
 
 /// The configuration of a runtime, and its builder.
 ///
@@ -92,6 +108,11 @@ pub struct RuntimeConfig {
     pub ledger: LedgerSetting,
     /// The limit of a ledger that this runtime creates; `None` is the budget if the ledger was named, else what the device allows.
     pub ledger_limit: Option<ByteSize>,
+    /// The quota of this process in the ledger: the most physical memory that it may hold. `xlogmem ledger` changes it while the process
+    /// runs. `None` is no limit beside the one of the ledger. A percentage is of the ledger's limit.
+    pub quota: Option<ByteSize>,
+    /// The name of the quota, which `xlogmem top` shows.
+    pub quota_name: Option<String>,
     /// The maximum wait for the ledger's file lock, which a stopped process may hold; `None` is two seconds.
     pub ledger_deadline: Option<Duration>,
     /// The log file; its ending selects the format: `.xtrace` or `.csv`. An existing file is replaced; a file that has a writer is
@@ -124,6 +145,8 @@ impl Default for RuntimeConfig {
             reserve: None,
             ledger: LedgerSetting::default(),
             ledger_limit: None,
+            quota: None,
+            quota_name: None,
             ledger_deadline: None,
             log: None,
             log_rotate_bytes: None,
@@ -151,14 +174,29 @@ impl RuntimeConfig {
             config.sanitizer = sanitizer;
         }
         config.budget = variable(BUDGET_VARIABLE)?;
-        if let Some(ledger) = variable(LEDGER_VARIABLE)? {
-            config.ledger = ledger;
-        }
+        config = config.with_quota_from_environment()?;
         if let Some(guard) = variable(GUARD_VARIABLE)? {
             config.guard = guard;
         }
         config.log = variable::<LogFile>(LOG_VARIABLE)?.map(|file| file.0);
+        if let Some(stacks) = variable(STACKS_VARIABLE)? {
+            config.statistics.backtraces = stacks;
+        }
         Ok(config)
+    }
+
+    /// Takes the ledger, the quota and its name from the environment; variables that are not set change nothing.
+    pub fn with_quota_from_environment(mut self) -> Result<Self> {
+        if let Some(ledger) = variable(LEDGER_VARIABLE)? {
+            self.ledger = ledger;
+        }
+        if let Some(quota) = variable(QUOTA_VARIABLE)? {
+            self.quota = Some(quota);
+        }
+        if let Some(name) = text(QUOTA_NAME_VARIABLE)? {
+            self.quota_name = Some(name);
+        }
+        Ok(self)
     }
 
     /// Opens the device and builds an unshared runtime on it.
@@ -167,81 +205,33 @@ impl RuntimeConfig {
         XlogDeviceRuntime::with_config(Arc::new(device), self).map(Arc::new)
     }
 
-    /// The device. A GPU of a shared runtime must be the one whose number is the runtime's ordinal.
-    #[must_use]
-    pub fn with_device(mut self, device: DeviceSpec) -> Self {
-        self.device = Some(device);
-        self
-    }
-
-    /// The memory resource.
-    #[must_use]
-    pub fn with_resource(mut self, resource: ResourceKind) -> Self {
-        self.resource = resource;
-        self
-    }
-
-    /// Sets the settings of the pool.
-    #[must_use]
-    pub fn with_pool(mut self, pool: PoolConfig) -> Self {
-        self.pool = pool;
-        self
-    }
-
-    /// Whether a pool works for a memory checker.
-    #[must_use]
-    pub fn with_sanitizer(mut self, sanitizer: PoolSanitizer) -> Self {
-        self.sanitizer = sanitizer;
-        self
-    }
-
-    /// Sets the maximum number of streams leased at a time, without the default one.
-    #[must_use]
-    pub fn with_max_streams(mut self, max_streams: usize) -> Self {
-        self.max_streams = max_streams;
-        self
-    }
-
-    /// Sets the maximum bytes of blocks.
-    #[must_use]
-    pub fn with_budget(mut self, budget: ByteSize) -> Self {
-        self.budget = Some(budget);
-        self
-    }
-
-    /// Sets the part of the device's memory that is left to others.
-    #[must_use]
-    pub fn with_reserve(mut self, reserve: ByteSize) -> Self {
-        self.reserve = Some(reserve);
-        self
-    }
-
-    /// The ledger to join.
-    #[must_use]
-    pub fn with_ledger(mut self, ledger: LedgerSetting) -> Self {
-        self.ledger = ledger;
-        self
-    }
-
-    /// Sets the limit of a ledger that this runtime creates. An existing ledger keeps its limit.
-    #[must_use]
-    pub fn with_ledger_limit(mut self, limit: ByteSize) -> Self {
-        self.ledger_limit = Some(limit);
-        self
-    }
-
-    /// Sets the maximum wait for the ledger's file lock.
-    #[must_use]
-    pub fn with_ledger_deadline(mut self, deadline: Duration) -> Self {
-        self.ledger_deadline = Some(deadline);
-        self
-    }
-
-    /// Sets the log file; see [`RuntimeConfig::log`].
-    #[must_use]
-    pub fn with_log(mut self, file: impl Into<PathBuf>) -> Self {
-        self.log = Some(file.into());
-        self
+    xlog_base::setters! {
+        /// The device. A GPU of a shared runtime must be the one whose number is the runtime's ordinal.
+        with_device(device: DeviceSpec) { device: Some(device) }
+        /// The memory resource.
+        with_resource(resource: ResourceKind) { resource: resource }
+        /// Sets the settings of the pool.
+        with_pool(pool: PoolConfig) { pool: pool }
+        /// Whether a pool works for a memory checker.
+        with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
+        /// Sets the maximum number of streams leased at a time, without the default one.
+        with_max_streams(max_streams: usize) { max_streams: max_streams }
+        /// Sets the maximum bytes of blocks.
+        with_budget(budget: ByteSize) { budget: Some(budget) }
+        /// Sets the part of the device's memory that is left to others.
+        with_reserve(reserve: ByteSize) { reserve: Some(reserve) }
+        /// The ledger to join.
+        with_ledger(ledger: LedgerSetting) { ledger: ledger }
+        /// Sets the limit of a ledger that this runtime creates. An existing ledger keeps its limit.
+        with_ledger_limit(limit: ByteSize) { ledger_limit: Some(limit) }
+        /// Sets the quota of this process in the ledger.
+        with_quota(quota: ByteSize) { quota: Some(quota) }
+        /// Sets the name of the quota.
+        with_quota_name(name: impl Into<String>) { quota_name: Some(name.into()) }
+        /// Sets the maximum wait for the ledger's file lock.
+        with_ledger_deadline(deadline: Duration) { ledger_deadline: Some(deadline) }
+        /// Sets the log file; see [`RuntimeConfig::log`].
+        with_log(file: impl Into<PathBuf>) { log: Some(file.into()) }
     }
 
     /// Sets rotation of the log: a new file at `bytes`, with `keep` finished ones kept.
@@ -255,6 +245,22 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_use_logging(mut self, enabled: bool) -> Self {
         self.log_uses = enabled;
+        self
+    }
+
+    /// Sets which allocations have a stack, in the statistics and in the log: the backtraces of [`RuntimeConfig::statistics`].
+    ///
+    /// ```
+    /// use xlog_cuda::prelude::*;
+    ///
+    /// let stacks = "sampled:100".parse()?;
+    /// let runtime = RuntimeConfig::default().with_device("sim".parse()?).with_stacks(stacks).open()?;
+    /// # drop(runtime);
+    /// # Ok::<(), XlogError>(())
+    /// ```
+    #[must_use]
+    pub fn with_stacks(mut self, stacks: Backtraces) -> Self {
+        self.statistics.backtraces = stacks;
         self
     }
 
@@ -308,19 +314,22 @@ impl RuntimeConfig {
 
 /// Reads an environment variable; an error names the variable.
 fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result<Option<T>> {
-    let Some(value) = std::env::var_os(name) else { return Ok(None) };
-    let Some(text) = value.to_str() else {
-        return Err(XlogError::BadSetting {
-            name,
-            value: value.to_string_lossy().into_owned(),
-            reason: "it is not UTF-8",
-            accepted: "text in UTF-8",
-        });
-    };
+    let Some(text) = text(name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|error| match error {
         XlogError::BadSetting { value, reason, accepted, .. } => {
             XlogError::BadSetting { name, value, reason, accepted }
         }
         other => other,
+    })
+}
+
+/// Reads an environment variable as text.
+fn text(name: &'static str) -> Result<Option<String>> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    value.into_string().map(Some).map_err(|value| XlogError::BadSetting {
+        name,
+        value: value.to_string_lossy().into_owned(),
+        reason: "it is not UTF-8",
+        accepted: "text in UTF-8",
     })
 }

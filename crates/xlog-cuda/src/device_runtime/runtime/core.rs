@@ -1,14 +1,19 @@
 //! The shared parts of a runtime: whether they fit together, whether their addresses are trusted, and what happens at the end.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use xlog_base::Mutex;
+
+use super::idle_returns::IdleReturns;
 use super::ledger_join::Membership;
+use super::limit_changes::GivenLimit;
 use super::limits::Capacity;
 use super::report::{self, LeakReport, catch_panic};
 use crate::CudaDevice;
-use crate::device_runtime::budget::BudgetHandle;
+use crate::device_runtime::budget::{BudgetHandle, EffectiveLimit};
 #[cfg(feature = "guard")]
 use crate::device_runtime::debug_guard::GuardHandle;
+use crate::device_runtime::graph::GraphRegistry;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
 use crate::device_runtime::statistics::Statistics;
 use crate::device_runtime::stream_pool::StreamPool;
@@ -21,9 +26,13 @@ pub(super) struct RuntimeCore {
     pub(super) resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
     /// Why the parts do not fit together.
     pub(super) mismatch: Option<ResourceError>,
+    /// Captures and graphs, and why calls do not go straight to the resource.
+    pub(super) graphs: Arc<GraphRegistry>,
     /// Whether the resource's addresses are trusted without a check.
     pub(super) is_trusted: bool,
     pub(super) instrumentation: Option<Instrumentation>,
+    /// Set if the resource returns idle memory by itself.
+    pub(super) idle_returns: OnceLock<Arc<IdleReturns>>,
 }
 
 /// The limits, meters and statistics of a runtime that was built by configuration.
@@ -31,15 +40,43 @@ pub(super) struct RuntimeCore {
 pub(super) struct Instrumentation {
     pub(super) budget: BudgetHandle,
     pub(super) capacity: Capacity,
+    pub(super) given: Mutex<GivenLimit>,
     pub(super) ledger: Membership,
     pub(super) statistics: Statistics,
     #[cfg(feature = "guard")]
     pub(super) guard: Option<GuardHandle>,
 }
 
+impl RuntimeCore {
+    /// The smallest of all limits now; `None` for a runtime that was composed of parts.
+    pub(super) fn effective_limit(&self) -> Option<EffectiveLimit> {
+        let seen = self.instrumentation.as_ref()?;
+        Some(seen.capacity.with_ledger(seen.ledger.limit()))
+    }
+
+    /// Begins to hear the other processes of the ledger, and to return idle memory.
+    pub(super) fn listen(&self) {
+        // Both go through the graphs, so that what graphs of other code have left is returned too.
+        let resource: Arc<dyn DeviceMemoryResource + Send + Sync> = self.graphs.clone();
+        if let Some(returns) = IdleReturns::begin(&resource) {
+            let _ = self.idle_returns.set(returns);
+        }
+        if let Some(seen) = &self.instrumentation {
+            seen.ledger.listen(&resource, &seen.budget, &seen.statistics);
+        }
+    }
+}
+
 impl Drop for RuntimeCore {
     fn drop(&mut self) {
         catch_panic(|| {
+            if let Some(returns) = self.idle_returns.get() {
+                returns.end();
+            }
+            if let Some(seen) = &self.instrumentation {
+                seen.ledger.end_listening();
+            }
+            self.graphs.sweep();
             // Counts completed frees. A wait here could be for a stream that this thread holds.
             let _ = self.resource.reap_completed();
             let statistics = self.resource.statistics();

@@ -8,14 +8,14 @@
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
-use xlog_ledger::{Ledger, LedgerConfig, LedgerError, LedgerResult, Snapshot};
+use xlog_ledger::{Ledger, LedgerConfig, LedgerError, LedgerResult, Quota, Snapshot};
 
 use super::config::LEDGER_VARIABLE;
+use super::ledger_listener::Listener;
 use super::limits::Capacity;
-use super::tag_publisher::PublishedTags;
 use super::{LedgerSetting, RuntimeConfig};
 use crate::device_runtime::budget::{BudgetHandle, EffectiveLimit};
 use crate::device_runtime::ledger::{LedgerMeter, other_use};
@@ -46,7 +46,6 @@ impl LedgerStatus {
     }
 
     /// The ledger, if one was joined.
-    #[must_use]
     pub fn ledger(&self) -> Option<&Arc<Ledger>> {
         match self {
             Self::Joined(ledger) => Some(ledger),
@@ -65,13 +64,12 @@ impl fmt::Display for LedgerStatus {
     }
 }
 
-/// The place of a runtime in a ledger: what counts its physical bytes, and what publishes its tags.
+/// The place of a runtime in a ledger: what counts its physical bytes, and what hears other processes.
 #[derive(Debug)]
 pub(super) struct Membership {
     status: LedgerStatus,
     meter: Option<Arc<LedgerMeter>>,
-    /// Ends with the runtime.
-    _published_tags: Option<PublishedTags>,
+    listener: OnceLock<Arc<Listener>>,
 }
 
 impl Membership {
@@ -80,17 +78,38 @@ impl Membership {
         status: LedgerStatus,
         resource: &dyn DeviceMemoryResource,
         budget: &BudgetHandle,
-        statistics: &Statistics,
     ) -> Result<Self> {
+        let listener = OnceLock::new();
         let Some(ledger) = status.ledger() else {
-            return Ok(Self { status, meter: None, _published_tags: None });
+            return Ok(Self { status, meter: None, listener });
         };
         let meter = Arc::new(LedgerMeter::new(ledger.clone()));
         resource.meter_physical(meter.clone())?;
         let asked = ledger.clone();
         budget.set_other_processes(move || other_use(&asked));
-        let _published_tags = PublishedTags::start(ledger, statistics);
-        Ok(Self { meter: Some(meter), _published_tags, status })
+        Ok(Self { meter: Some(meter), listener, status })
+    }
+
+    /// Begins to hear the other processes of the ledger, as long as `resource` holds memory.
+    pub(super) fn listen(
+        &self,
+        resource: &Arc<dyn DeviceMemoryResource + Send + Sync>,
+        budget: &BudgetHandle,
+        statistics: &Statistics,
+    ) {
+        let (Some(meter), Some(ledger)) = (&self.meter, self.status.ledger()) else { return };
+        let listener = self.listener.get_or_init(|| {
+            let (ledger, budget) = (ledger.clone(), budget.clone());
+            Arc::new(Listener::new(ledger, resource, budget, statistics.clone()))
+        });
+        meter.start_with_memory(listener);
+    }
+
+    /// Ends what [`Membership::listen`] began.
+    pub(super) fn end_listening(&self) {
+        if let Some(listener) = self.listener.get() {
+            listener.end();
+        }
     }
 
     pub(super) fn status(&self) -> &LedgerStatus {
@@ -106,9 +125,9 @@ impl Membership {
         self.meter.as_ref()
     }
 
-    /// The limit of the ledger now. One that cannot be read any more refuses what it is asked for; it sets no limit.
+    /// The limit of the ledger for this process now. One that cannot be read any more refuses what it is asked for; it sets no limit.
     pub(super) fn limit(&self) -> Option<u64> {
-        self.status.ledger().and_then(|ledger| ledger.limit().ok())
+        self.status.ledger().and_then(|ledger| ledger.limit_here().ok())
     }
 }
 
@@ -124,7 +143,19 @@ pub(super) fn join(
         Err(error) => Err(error),
     };
     let limit = capacity.of_new_ledger(config);
-    let opened = wanted.and_then(|wanted| Ledger::open(wanted.with_limit(limit)));
+    let opened = wanted.and_then(|wanted| {
+        let ledger = Ledger::open(wanted.with_limit(limit))?;
+        let limit = config.quota.map(|quota| ledger.limit().map(|limit| quota.of(limit)));
+        let mut quota = Quota::default();
+        quota.limit = limit.transpose()?;
+        quota.name = config.quota_name.clone();
+        // A file of version 1 has no place for a name; a limit there is refused.
+        let is_settable = quota.limit.is_some() || ledger.has_quotas();
+        if !quota.is_empty() && is_settable {
+            ledger.set_quota(&quota)?;
+        }
+        Ok(ledger)
+    });
     let status = status_of(opened, config.ledger.is_demanded())?;
     match &status {
         LedgerStatus::Joined(ledger) => claim(ledger, device, &config.ledger)?,
@@ -166,7 +197,6 @@ fn failure(error: &LedgerError) -> XlogError {
 /// Returns whether no process can have a ledger there, so that working without one bypasses none.
 fn has_no_place(error: &LedgerError) -> bool {
     match error {
-        LedgerError::Unsupported { .. } => true,
         LedgerError::Io { source, .. } => matches!(
             source.kind(),
             ErrorKind::NotFound
@@ -329,7 +359,7 @@ mod tests {
             LedgerError::ReadOnly { path: path(), reason: "mode 0400".to_owned() },
             LedgerError::Damaged { path: path(), what: "zeros".to_owned() },
             LedgerError::Truncated { path: path(), size: 1, expected: 4096 },
-            LedgerError::NewerVersion { path: path(), version: 9, supported: 1 },
+            LedgerError::NewerVersion { path: path(), version: 9, supported: 2 },
             LedgerError::WrongOwner {
                 path: path(),
                 found: "user 1".to_owned(),

@@ -9,6 +9,8 @@
 //!
 //! Nothing is opened or created here.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::RuntimeConfig;
 use crate::device_runtime::budget::{EffectiveLimit, LimitSource};
 use crate::{CudaDevice, Result};
@@ -17,11 +19,12 @@ use crate::{CudaDevice, Result};
 const RESERVE: u64 = 1 << 30;
 
 /// The memory of a device, from which its limits are computed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Capacity {
     total: u64,
     reserve: u64,
-    driver: u64,
+    /// The total that the driver reports to this process, which `xlogmem exec` changes with the quota.
+    driver: AtomicU64,
     configured: Option<u64>,
 }
 
@@ -32,34 +35,47 @@ impl Capacity {
             total,
             // A sixteenth of a small device.
             reserve: config.reserve.map_or(RESERVE.min(total / 16), |size| size.of(total)),
-            driver: device.memory_info()?.total,
+            driver: device.memory_info()?.total.into(),
             configured: config.budget.map(|size| size.of(total)),
         })
+    }
+
+    fn driver(&self) -> u64 {
+        self.driver.load(Ordering::Relaxed)
     }
 
     /// The memory of the device that may be handed out.
     #[cfg(feature = "ledger")]
     pub(super) fn usable(&self) -> u64 {
-        self.total.saturating_sub(self.reserve).min(self.driver)
+        self.total.saturating_sub(self.reserve).min(self.driver())
     }
 
     /// The limit of a ledger that this runtime has to create.
     ///
-    /// A named ledger gets the limit that was configured with it. The device's own ledger serves all processes, and the budget of
-    /// one process is no limit for the others.
+    /// A named ledger gets the limit that was configured with it. The device's own ledger serves all processes, and so does one in which
+    /// this process has a quota: the budget of one process is no limit for the others.
     #[cfg(feature = "ledger")]
     pub(super) fn of_new_ledger(&self, config: &RuntimeConfig) -> u64 {
         match config.ledger_limit {
             Some(size) => size.of(self.total),
-            None if config.ledger.is_named() => self.configured.unwrap_or_else(|| self.usable()),
+            None if config.ledger.is_named() && config.quota.is_none() => {
+                self.configured.unwrap_or_else(|| self.usable())
+            }
             None => self.usable(),
+        }
+    }
+
+    /// Asks the driver for its total again. One that does not answer leaves the last total.
+    pub(super) fn refresh(&self, device: &CudaDevice) {
+        if let Ok(info) = device.memory_info() {
+            self.driver.store(info.total, Ordering::Relaxed);
         }
     }
 
     /// The smallest of all limits.
     pub(super) fn with_ledger(&self, ledger: Option<u64>) -> EffectiveLimit {
         EffectiveLimit::device(size(self.total), size(self.reserve))
-            .and(LimitSource::Driver, Some(size(self.driver)))
+            .and(LimitSource::Driver, Some(size(self.driver())))
             .and(LimitSource::Configuration, self.configured.map(size))
             .and(LimitSource::Ledger, ledger.map(size))
     }
@@ -90,8 +106,12 @@ mod tests {
         let limit = capacity(&half).with_ledger(Some(20 << 30));
         assert_eq!((limit.bytes(), limit.ruled_by()), (16 * gib, LimitSource::Configuration));
         let none_kept = plain.with_reserve(ByteSize::Bytes(0));
-        let limit = Capacity { driver: 3 << 30, ..capacity(&none_kept) }.with_ledger(None);
+        let less = Capacity { driver: (3 << 30).into(), ..capacity(&none_kept) };
+        let limit = less.with_ledger(None);
         assert_eq!((limit.bytes(), limit.ruled_by()), (3 * gib, LimitSource::Driver));
+        // What the driver reports may change while the process runs.
+        less.refresh(&CudaDevice::open("sim:1").unwrap());
+        assert_eq!(less.with_ledger(None).bytes(), 32 * gib);
     }
 
     #[test]
@@ -100,6 +120,8 @@ mod tests {
         assert_eq!(capacity(&config).of_new_ledger(&config), 31 << 30);
         let named = config.with_ledger(super::super::LedgerSetting::Directory("/x".into()));
         assert_eq!(capacity(&named).of_new_ledger(&named), 1 << 20);
+        let tenant = named.clone().with_quota(ByteSize::Share(25_000_000));
+        assert_eq!(capacity(&tenant).of_new_ledger(&tenant), 31 << 30);
         let said = named.with_ledger_limit(ByteSize::Share(25_000_000));
         assert_eq!(capacity(&said).of_new_ledger(&said), 8 << 30);
     }

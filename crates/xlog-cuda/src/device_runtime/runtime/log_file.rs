@@ -136,9 +136,8 @@ fn open(format: LogFormat, path: PathBuf, config: &RuntimeConfig) -> Result<Arc<
     };
     opened.map_err(|error| match error {
         SinkError::Refused(_) => XlogError::LogInUse { path },
-        SinkError::Io(_) => {
-            XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display()))
-        }
+        // The text names the file.
+        SinkError::Io(text) => XlogError::Kernel(format!("the log cannot be written: {text}")),
     })
 }
 
@@ -164,7 +163,7 @@ fn check_writable(format: LogFormat, path: PathBuf) -> Result<()> {
 fn check_writable(_format: LogFormat, path: PathBuf) -> Result<()> {
     xlog_trace::check_writable(&path).map_err(|error| match error {
         TraceError::InUse { .. } => XlogError::LogInUse { path },
-        error => XlogError::Kernel(format!("the log {} cannot be opened: {error}", path.display())),
+        error => XlogError::Kernel(format!("the log cannot be written: {error}")),
     })
 }
 

@@ -1,6 +1,7 @@
 //! What a runtime answers about ledgers in a build without the feature `ledger`: there is none, and one that was asked for is refused.
 
 use std::fmt;
+use std::sync::Arc;
 
 use super::RuntimeConfig;
 use super::config::LEDGER_VARIABLE;
@@ -39,10 +40,19 @@ impl Membership {
         status: LedgerStatus,
         _resource: &dyn DeviceMemoryResource,
         _budget: &BudgetHandle,
-        _statistics: &Statistics,
     ) -> Result<Self> {
         Ok(Self(status))
     }
+
+    pub(super) fn listen(
+        &self,
+        _resource: &Arc<dyn DeviceMemoryResource + Send + Sync>,
+        _budget: &BudgetHandle,
+        _statistics: &Statistics,
+    ) {
+    }
+
+    pub(super) fn end_listening(&self) {}
 
     pub(super) fn status(&self) -> &LedgerStatus {
         &self.0

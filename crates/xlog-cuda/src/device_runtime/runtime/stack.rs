@@ -5,8 +5,11 @@
 
 use std::sync::Arc;
 
+use xlog_base::Mutex;
+
 use super::config::RESOURCE_VARIABLE;
 use super::ledger_join::{Membership, join};
+use super::limit_changes::GivenLimit;
 use super::limits::Capacity;
 use super::log_file::open_rotated_log;
 use super::{Instrumentation, ResourceKind, RuntimeConfig, XlogDeviceRuntime};
@@ -67,10 +70,11 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     for layer in &config.layers {
         built.resource = layer.wrap(built.resource);
     }
-    let ledger = Membership::begin(ledger, &*built.resource, &built.budget, &built.statistics)?;
+    let ledger = Membership::begin(ledger, &*built.resource, &built.budget)?;
     let instrumentation = Instrumentation {
         budget: built.budget,
         capacity,
+        given: Mutex::new(GivenLimit::new(limit)),
         ledger,
         statistics: built.statistics,
         #[cfg(feature = "guard")]
@@ -132,7 +136,8 @@ fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
         None => Box::new(limited),
         Some(sink) => {
             let logged = LoggingResource::over(limited, sink);
-            Box::new(logged.with_use_logging(above.config.log_uses))
+            let logged = logged.with_use_logging(above.config.log_uses).with_segment_logging(true);
+            Box::new(logged.with_stacks(above.config.statistics.backtraces))
         }
     };
     Layers {

@@ -13,10 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xlog_base::Mutex;
 use xlog_driver::sync::Sharded;
 
-use super::meter::{BytesAndBlocks, Meter};
-use super::names::{Ids, Key, Names};
+use super::names::Names;
 use super::scope::{self, Peaks};
-use super::shard::{Counts, GlobalTotals};
+use super::shard::{BytesAndBlocks, Counts, GlobalTotals, Ids, Key, Meter};
 use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
 use crate::device_runtime::logging::{QueryScope, clock};
 use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, ResourceError, StreamId};
@@ -124,16 +123,23 @@ impl StatisticsCore {
         }
     }
 
-    /// Counts a block that is about to be handed out.
+    /// Counts an allocation: the block that is about to be handed out, or a failure.
     #[inline(always)]
     pub(super) fn allocated(
         &self,
         requested: usize,
         stream: StreamId,
         tag: AllocTag,
-        block: &DeviceBlock,
+        result: Result<&DeviceBlock, &ResourceError>,
     ) {
         let key = Key { tag, stream, query: QueryScope::current() };
+        let block = match result {
+            Ok(block) => block,
+            Err(error) => {
+                let fail = |counts: &mut Counts, ids| counts.fail(ids, error.kind(), &self.totals);
+                return self.with_ids(key, fail);
+            }
+        };
         let born = if self.config.ages { clock::coarse() } else { u64::MAX };
         let known = self.shards.own().with(|counts| {
             let ids = counts.recent_ids(&key)?;
@@ -151,9 +157,7 @@ impl StatisticsCore {
             ids = self.trace(block.generation, ids);
         }
         self.live.insert(block.generation, [block.ptr, block.bytes as u64, ids.to_word(), born]);
-        if scope::is_open() {
-            scope::note(self.number, block.bytes, true);
-        }
+        scope::note(self.number, block.bytes, true);
     }
 
     /// Slow path: finds the ids of `key`, and counts before they can be recycled.
@@ -189,13 +193,6 @@ impl StatisticsCore {
         Ids { is_traced: true, ..ids }
     }
 
-    /// Counts an allocation that failed.
-    #[cold]
-    pub(super) fn failed(&self, stream: StreamId, tag: AllocTag, error: &ResourceError) {
-        let key = Key { tag, stream, query: QueryScope::current() };
-        self.with_ids(key, |counts, ids| counts.fail(ids, error.kind(), &self.totals));
-    }
-
     /// Counts a block whose free has succeeded. Without an entry it was not allocated here.
     #[inline(always)]
     pub(super) fn freed(&self, generation: Generation, live: Option<TakenEntry<'_, 4>>) {
@@ -209,9 +206,7 @@ impl StatisticsCore {
         if ids.is_traced {
             self.traces.lock().remove(&generation);
         }
-        if scope::is_open() {
-            scope::note(self.number, bytes as usize, false);
-        }
+        scope::note(self.number, bytes as usize, false);
     }
 
     /// Recycles the ids of streams and queries without live blocks; their totals go to id 0.
@@ -363,13 +358,11 @@ impl Statistics {
     }
 
     /// Returns all counts of one instant. Takes a few microseconds, and delays no thread for longer.
-    #[must_use]
     pub fn snapshot(&self) -> StatisticsSnapshot {
         self.0.snapshot()
     }
 
     /// The device.
-    #[must_use]
     pub fn device_ordinal(&self) -> u32 {
         self.0.device_ordinal
     }

@@ -97,7 +97,6 @@ pub fn serve_metrics(
 
 impl MetricsServer {
     /// The address that it is bound to.
-    #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }

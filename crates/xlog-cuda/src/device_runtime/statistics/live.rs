@@ -74,7 +74,6 @@ pub struct LiveReport {
 
 impl Statistics {
     /// Lists all live blocks, the oldest first. A block whose free is in progress is not in it.
-    #[must_use]
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         let mut blocks = Vec::new();
         let now = clock::coarse();
@@ -95,7 +94,6 @@ impl Statistics {
     }
 
     /// Reports the live blocks by tag and age; at the end of a program, its leaks.
-    #[must_use]
     pub fn live_report(&self) -> LiveReport {
         let mut blocks = self.live_blocks();
         let mut tags: HashMap<AllocTag, TagShare> = HashMap::new();

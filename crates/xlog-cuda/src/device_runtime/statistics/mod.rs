@@ -14,7 +14,6 @@ mod core;
 #[cfg(feature = "metrics")]
 mod export;
 mod live;
-mod meter;
 mod names;
 mod openmetrics;
 mod resource;
@@ -26,8 +25,8 @@ pub use self::core::{Backtraces, Statistics, StatisticsConfig};
 #[cfg(feature = "metrics")]
 pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics};
 pub use live::{LiveBlock, LiveReport, TagShare};
-pub use meter::{PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
 pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
 pub use scope::{ScopeReport, ScopeUsage, StatisticsScope};
+pub use shard::{PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
 pub use snapshot::{SizeHistogram, StatisticsSnapshot, Usage};

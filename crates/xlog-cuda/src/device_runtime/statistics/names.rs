@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::shard::RECENT;
+use super::shard::{Ids, Key};
 use crate::device_runtime::resource::{AllocTag, StreamId};
 
 /// Different tags that are counted apart; further ones share an account.
@@ -15,49 +15,6 @@ pub(super) const MAX_TAGS: usize = 1024;
 pub(super) const MAX_STREAMS: usize = 256;
 /// Queries with live blocks that are counted apart.
 pub(super) const MAX_QUERIES: usize = 1024;
-
-/// What an operation is counted under.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Key {
-    pub(super) tag: AllocTag,
-    pub(super) stream: StreamId,
-    pub(super) query: Option<u64>,
-}
-
-impl Key {
-    /// Where a shard keeps the ids of this combination.
-    #[inline(always)]
-    pub(super) fn slot(&self) -> usize {
-        let text = self.tag.0.as_ptr().addr();
-        let query = self.query.map_or(0, |query| query.wrapping_mul(0x9e37_79b9) as usize + 1);
-        ((text >> 3) ^ (text >> 9) ^ self.stream.0 as usize ^ query) % RECENT
-    }
-}
-
-/// The numbers of a tag, a stream and a query, and whether there is a backtrace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Ids {
-    pub(super) tag: u16,
-    pub(super) stream: u16,
-    pub(super) query: u16,
-    pub(super) is_traced: bool,
-}
-
-impl Ids {
-    /// The ids in one word of a table.
-    #[inline(always)]
-    pub(super) fn to_word(self) -> u64 {
-        let ids = u64::from(self.tag) | u64::from(self.stream) << 16 | u64::from(self.query) << 32;
-        ids | u64::from(self.is_traced) << 48
-    }
-
-    /// The ids that a word of a table has.
-    #[inline(always)]
-    pub(super) fn from_word(word: u64) -> Self {
-        let (tag, stream, query) = (word as u16, (word >> 16) as u16, (word >> 32) as u16);
-        Self { tag, stream, query, is_traced: word >> 48 != 0 }
-    }
-}
 
 /// The numbers of one kind of thing.
 #[derive(Debug)]

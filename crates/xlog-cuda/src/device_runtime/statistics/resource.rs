@@ -5,8 +5,8 @@ use std::fmt;
 use super::core::{Statistics, StatisticsConfig};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceError,
-    ResourceResult, Seal, StreamId,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceResult, Seal,
+    StreamId,
 };
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
@@ -56,30 +56,13 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
     }
 
     /// Returns a handle on the counts, which may outlive the resource.
-    #[must_use]
     pub fn handle(&self) -> Statistics {
         self.statistics.clone()
     }
 
     /// The resource below.
-    #[must_use]
     pub fn inner(&self) -> &R {
         &self.inner
-    }
-
-    #[inline(always)]
-    fn count(
-        &self,
-        bytes: usize,
-        stream: StreamId,
-        tag: AllocTag,
-        result: ResourceResult<DeviceBlock>,
-    ) -> ResourceResult<DeviceBlock> {
-        match &result {
-            Ok(block) => self.statistics.0.allocated(bytes, stream, tag, block),
-            Err(error) => self.statistics.0.failed(stream, tag, error),
-        }
-        result
     }
 
     /// Frees a block by `free`, and counts it.
@@ -94,22 +77,12 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         let result = free();
         let is_freed = match &result {
             Ok(_) => true,
-            Err(error) => live.is_some() && self.has_consumed(block, error),
+            Err(error) => live.is_some() && !error.is_refused_free(block, &self.inner),
         };
         if is_freed {
             core.freed(block.generation, live);
         }
         result
-    }
-
-    /// Returns whether a failed free has consumed the block. A free that failed half way has; a refused one has not.
-    #[cold]
-    #[inline(never)]
-    fn has_consumed(&self, block: BlockId, error: &ResourceError) -> bool {
-        // A guard below may return damage of another block with this free, which is no refusal.
-        let is_refusal = matches!(error, ResourceError::UseAfterFree { generation } if *generation == block.generation);
-        let is_held = |state| matches!(state, BlockState::Retired | BlockState::Quarantined);
-        !is_refusal && is_held(self.inner.block_state(block))
     }
 }
 
@@ -132,13 +105,20 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     }
 
     #[inline(always)]
+    fn charge_for(&self, bytes: usize) -> usize {
+        self.inner.charge_for(bytes)
+    }
+
+    #[inline(always)]
     fn allocate(
         &self,
         bytes: usize,
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.count(bytes, stream, tag, self.inner.allocate(bytes, stream, tag))
+        let result = self.inner.allocate(bytes, stream, tag);
+        self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
+        result
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
@@ -167,7 +147,21 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.count(bytes, stream, tag, self.inner.allocate_aligned(bytes, align, stream, tag))
+        let result = self.inner.allocate_aligned(bytes, align, stream, tag);
+        self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
+        result
+    }
+
+    fn allocate_tracked(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let result = self.inner.allocate_tracked(bytes, align, stream, tag);
+        self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
+        result
     }
 
     fn allocate_batch(
@@ -182,39 +176,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
             Ok(blocks) => {
                 for (at, block) in blocks.iter().enumerate() {
                     let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
-                    core.allocated(bytes, stream, tag, block);
+                    core.allocated(bytes, stream, tag, Ok(block));
                 }
             }
-            Err(error) => core.failed(stream, tag, error),
+            Err(error) => core.allocated(0, stream, tag, Err(error)),
         }
         result
-    }
-
-    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-        let core = &self.statistics.0;
-        let mut known = Vec::with_capacity(blocks.len());
-        let mut outcome = Ok(());
-        let mut blocks = blocks;
-        blocks.retain(|block| match core.live.take(block.generation) {
-            Ok(live) => {
-                known.push((BlockId::from_block(block), live));
-                true
-            }
-            // Another free has the block.
-            Err(error) => {
-                outcome = Err(error);
-                false
-            }
-        });
-        let result = self.inner.deallocate_batch(blocks);
-        for (id, live) in known {
-            // After an error only the resource knows which blocks it consumed. Refused blocks are live, or were never known here.
-            if result.is_ok() || (live.is_some() && self.inner.block_state(id) != BlockState::Live)
-            {
-                core.freed(id.generation, live);
-            }
-        }
-        result.and(outcome)
     }
 
     fn allocate_reserved(
@@ -225,8 +192,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let block = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
-        self.count(bytes, stream, tag, block)
+        let result = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
+        self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
+        result
     }
 }
 

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
 use super::core::Statistics;
-use super::meter::BytesAndBlocks;
+use super::shard::BytesAndBlocks;
 use super::snapshot::Usage;
 
 thread_local! {
@@ -144,7 +144,6 @@ impl StatisticsScope {
     }
 
     /// Returns the usage so far.
-    #[must_use]
     pub fn report(&self) -> ScopeReport {
         let core = &self.statistics.0;
         let mut peaks = core.peaks.lock();
@@ -193,17 +192,16 @@ impl Drop for StatisticsScope {
     }
 }
 
-/// Returns whether this thread has an open scope of any resource.
+/// Counts an operation in the open scopes of this thread.
 #[inline(always)]
-pub(super) fn is_open() -> bool {
-    OPEN.get() != 0
+pub(super) fn note(core: u64, bytes: usize, is_allocation: bool) {
+    if OPEN.get() != 0 {
+        note_in_scopes(core, bytes, is_allocation);
+    }
 }
 
-/// Counts an operation in the open scopes of this thread.
-pub(super) fn note(core: u64, bytes: usize, is_allocation: bool) {
-    if !is_open() {
-        return;
-    }
+#[inline(never)]
+fn note_in_scopes(core: u64, bytes: usize, is_allocation: bool) {
     let _ = SCOPES.try_with(|scopes| {
         let Ok(mut scopes) = scopes.try_borrow_mut() else { return };
         for scope in scopes.iter_mut().filter(|scope| scope.core == core) {

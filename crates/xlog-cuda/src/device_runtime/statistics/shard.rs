@@ -1,13 +1,243 @@
 //! The counts of one shard: of one thread, as long as there are enough shards.
 //!
 //! An operation counts in four meters: total, tag, stream and query. A shard keeps the ids of the combinations that it met last.
+//!
+//! A [`Meter`] is one account of one shard: sums that are exact over all shards, and a peak that is exact while one shard alone changes the
+//! account. The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap.
+//!
+//! For the peak a shard adds its unpublished difference to what all shards have published. It publishes when that difference reaches its
+//! step. Between two bounds of the difference it does neither: there a change cannot raise the peak that it knows, and is below the
+//! step. A shard that is not alone has half a step, so the peak is off by the whole steps of the other shards at most.
 
-use super::meter::{Meter, PublishedTotal};
-use super::names::{Ids, Key, MAX_QUERIES, MAX_STREAMS, MAX_TAGS};
-use super::snapshot::SizeHistogram;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+
+use super::names::{MAX_QUERIES, MAX_STREAMS, MAX_TAGS};
+use super::snapshot::{SizeHistogram, Usage};
+use crate::device_runtime::resource::{AllocTag, StreamId};
+
+/// The minimum step in bytes, for small accounts.
+pub const PEAK_STEP_BYTES: usize = 64 << 10;
+/// The minimum step in blocks, for small accounts.
+pub const PEAK_STEP_BLOCKS: usize = 64;
+/// Bytes that the only shard of an account may go up and down below the peak without publishing. Shards that join later see them at
+/// its next publication.
+pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
+/// The steps of all shards together are one part in this number of an account's peak.
+pub const PEAK_STEP_PART: usize = 8;
+
+/// Bytes and blocks: an amount, or a bound for one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct BytesAndBlocks {
+    pub(super) bytes: i64,
+    pub(super) blocks: i64,
+}
+
+impl BytesAndBlocks {
+    #[inline(always)]
+    fn add(&mut self, bytes: i64, blocks: i64) {
+        self.bytes = self.bytes.wrapping_add(bytes);
+        self.blocks = self.blocks.wrapping_add(blocks);
+    }
+}
+
+/// What all shards have published of one account, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct PublishedTotal {
+    bytes: AtomicI64,
+    blocks: AtomicI64,
+    /// The number of shards that have changed the account.
+    shards: AtomicU32,
+}
+
+/// The published total of one account, looked up when a meter publishes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Published<'a> {
+    pub(super) accounts: &'a [PublishedTotal],
+    pub(super) id: usize,
+}
+
+/// One shard's part of an account.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Meter {
+    /// Allocated minus freed, not yet published.
+    pending: BytesAndBlocks,
+    /// What this shard has published.
+    published: BytesAndBlocks,
+    freed: BytesAndBlocks,
+    failures: u64,
+    peak: BytesAndBlocks,
+    /// Above this difference the shard may raise the peak, or must publish.
+    ceiling: BytesAndBlocks,
+    /// Below this difference it must publish.
+    floor: BytesAndBlocks,
+    /// Whether this shard is counted in [`PublishedTotal::shards`].
+    has_joined: bool,
+}
+
+impl Meter {
+    /// Counts a block.
+    #[inline(always)]
+    pub(super) fn allocate(&mut self, bytes: i64, all: Published<'_>) {
+        self.pending.add(bytes, 1);
+        if self.pending.bytes > self.ceiling.bytes || self.pending.blocks > self.ceiling.blocks {
+            self.update(all);
+        }
+    }
+
+    /// Counts a free.
+    #[inline(always)]
+    pub(super) fn free(&mut self, bytes: i64, all: Published<'_>) {
+        self.pending.add(bytes.wrapping_neg(), -1);
+        self.freed.add(bytes, 1);
+        if self.pending.bytes < self.floor.bytes || self.pending.blocks < self.floor.blocks {
+            self.update(all);
+        }
+    }
+
+    /// Raises the peak, publishes if the difference has reached its step, and sets the bounds anew.
+    #[inline(never)]
+    fn update(&mut self, Published { accounts, id }: Published<'_>) {
+        // There is no id beyond the accounts.
+        let Some(all) = accounts.get(id) else { return };
+        if !self.has_joined {
+            all.shards.fetch_add(1, Ordering::Relaxed);
+            self.has_joined = true;
+        }
+        let shards = all.shards.load(Ordering::Relaxed).max(1);
+        let live = all.plus(self.pending);
+        let is_peak = live.bytes > self.peak.bytes || live.blocks > self.peak.blocks;
+        self.peak.bytes = self.peak.bytes.max(live.bytes);
+        self.peak.blocks = self.peak.blocks.max(live.blocks);
+        // Powers of two need no division.
+        let part = PEAK_STEP_PART.ilog2() + shards.next_power_of_two().ilog2();
+        let (halved, alone_bytes) = if shards > 1 { (1, 0) } else { (0, PEAK_STEP_ALONE_BYTES) };
+        let step = BytesAndBlocks {
+            bytes: (self.peak.bytes >> part).max(PEAK_STEP_BYTES as i64) >> halved,
+            blocks: (self.peak.blocks >> part).max(PEAK_STEP_BLOCKS as i64) >> halved,
+        };
+        let slack = BytesAndBlocks { bytes: step.bytes.max(alone_bytes as i64), ..step };
+        let bound = if is_peak { step } else { slack };
+        let BytesAndBlocks { bytes, blocks } = self.pending;
+        if bytes.wrapping_abs() > bound.bytes || blocks.wrapping_abs() > bound.blocks {
+            self.publish(all);
+        }
+        let published = all.plus(BytesAndBlocks::default());
+        self.ceiling = BytesAndBlocks {
+            bytes: self.peak.bytes.wrapping_sub(published.bytes).min(slack.bytes),
+            blocks: self.peak.blocks.wrapping_sub(published.blocks).min(slack.blocks),
+        };
+        self.floor = BytesAndBlocks { bytes: -slack.bytes, blocks: -slack.blocks };
+    }
+
+    pub(super) fn publish(&mut self, all: &PublishedTotal) {
+        let BytesAndBlocks { bytes, blocks } = std::mem::take(&mut self.pending);
+        self.published.add(bytes, blocks);
+        all.bytes.fetch_add(bytes, Ordering::Relaxed);
+        all.blocks.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Returns the peak since the last call, and resets it to what is live.
+    pub(super) fn reset_peak(&mut self, live: BytesAndBlocks) -> BytesAndBlocks {
+        (self.ceiling, self.floor) = Default::default();
+        std::mem::replace(&mut self.peak, live)
+    }
+
+    /// Allocated minus freed, of this shard.
+    pub(super) fn live(&self) -> BytesAndBlocks {
+        let mut live = self.published;
+        live.add(self.pending.bytes, self.pending.blocks);
+        live
+    }
+
+    /// Adds the totals of an ended account, which has nothing live over all shards.
+    pub(super) fn absorb(&mut self, ended: &mut Self) {
+        let live = ended.live();
+        self.published.add(live.bytes, live.blocks);
+        self.freed.add(ended.freed.bytes, ended.freed.blocks);
+        self.failures += ended.failures;
+        self.peak.bytes = self.peak.bytes.max(ended.peak.bytes);
+        self.peak.blocks = self.peak.blocks.max(ended.peak.blocks);
+        *ended = Self::default();
+    }
+
+    /// Adds this shard's sums to `sum`. The peak is the maximum over shards.
+    pub(super) fn add_to(&self, sum: &mut Usage) {
+        let (live, freed) = (self.live(), self.freed);
+        sum.current_bytes = sum.current_bytes.wrapping_add(live.bytes as usize);
+        sum.current_blocks = sum.current_blocks.wrapping_add(live.blocks as usize);
+        sum.peak_bytes = sum.peak_bytes.max(self.peak.bytes.max(0) as usize);
+        sum.peak_blocks = sum.peak_blocks.max(self.peak.blocks.max(0) as usize);
+        sum.total_bytes = sum.total_bytes.wrapping_add(live.bytes.wrapping_add(freed.bytes) as u64);
+        sum.freed_bytes = sum.freed_bytes.wrapping_add(freed.bytes as u64);
+        sum.allocations =
+            sum.allocations.wrapping_add(live.blocks.wrapping_add(freed.blocks) as u64);
+        sum.deallocations = sum.deallocations.wrapping_add(freed.blocks as u64);
+        sum.failures += self.failures;
+    }
+}
+
+impl PublishedTotal {
+    /// What is published, and a difference that is not.
+    fn plus(&self, pending: BytesAndBlocks) -> BytesAndBlocks {
+        let mut sum = pending;
+        sum.add(self.bytes.load(Ordering::Relaxed), self.blocks.load(Ordering::Relaxed));
+        sum
+    }
+
+    /// Resets an ended account.
+    pub(super) fn reset(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+        self.blocks.store(0, Ordering::Relaxed);
+        self.shards.store(0, Ordering::Relaxed);
+    }
+}
 
 /// Combinations of tag, stream and query whose ids a shard keeps.
-pub(super) const RECENT: usize = 64;
+const RECENT: usize = 64;
+
+/// What an operation is counted under.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Key {
+    pub(super) tag: AllocTag,
+    pub(super) stream: StreamId,
+    pub(super) query: Option<u64>,
+}
+
+impl Key {
+    /// Where a shard keeps the ids of this combination.
+    #[inline(always)]
+    pub(super) fn slot(&self) -> usize {
+        let text = self.tag.0.as_ptr().addr();
+        let query = self.query.map_or(0, |query| query.wrapping_mul(0x9e37_79b9) as usize + 1);
+        ((text >> 3) ^ (text >> 9) ^ self.stream.0 as usize ^ query) % RECENT
+    }
+}
+
+/// The numbers of a tag, a stream and a query, and whether there is a backtrace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Ids {
+    pub(super) tag: u16,
+    pub(super) stream: u16,
+    pub(super) query: u16,
+    pub(super) is_traced: bool,
+}
+
+impl Ids {
+    /// The ids in one word of a table.
+    #[inline(always)]
+    pub(super) fn to_word(self) -> u64 {
+        let ids = u64::from(self.tag) | u64::from(self.stream) << 16 | u64::from(self.query) << 32;
+        ids | u64::from(self.is_traced) << 48
+    }
+
+    /// The ids that a word of a table has.
+    #[inline(always)]
+    pub(super) fn from_word(word: u64) -> Self {
+        let (tag, stream, query) = (word as u16, (word >> 16) as u16, (word >> 32) as u16);
+        Self { tag, stream, query, is_traced: word >> 48 != 0 }
+    }
+}
 
 /// What all shards have published, by id.
 #[derive(Debug)]
@@ -65,6 +295,12 @@ impl Default for Counts {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn add_accounts(meters: &mut Vec<Meter>, id: usize) {
+    meters.resize_with((id + 1).next_power_of_two(), Meter::default);
+}
+
 impl Counts {
     /// Applies `change` to the meters of the total, a tag, a stream and a query.
     #[inline(always)]
@@ -72,20 +308,20 @@ impl Counts {
         &mut self,
         ids: Ids,
         totals: &GlobalTotals,
-        mut change: impl FnMut(&mut Meter, &PublishedTotal),
+        mut change: impl FnMut(&mut Meter, Published<'_>),
     ) {
-        change(&mut self.total, &totals.total);
-        for (meters, totals, id) in [
+        let total = std::slice::from_ref(&totals.total);
+        change(&mut self.total, Published { accounts: total, id: 0 });
+        for (meters, accounts, id) in [
             (&mut self.tags, &totals.tags, ids.tag),
             (&mut self.streams, &totals.streams, ids.stream),
             (&mut self.queries, &totals.queries, ids.query),
         ] {
             let id = usize::from(id);
             if id >= meters.len() {
-                meters.resize_with((id + 1).next_power_of_two(), Meter::default);
+                add_accounts(meters, id);
             }
-            // Names issues no ids beyond the totals.
-            change(&mut meters[id], &totals[id.min(totals.len() - 1)]);
+            change(&mut meters[id], Published { accounts, id });
         }
     }
 
@@ -95,7 +331,7 @@ impl Counts {
         let (known, ids) = self.recent[key.slot()].as_ref()?;
         // By the address of its text: a tag at another address is found under the lock of the names.
         let is_known = std::ptr::eq(known.tag.0, key.tag.0)
-            && known.stream == key.stream
+            && known.stream.0 == key.stream.0
             && known.query == key.query;
         is_known.then_some(*ids)
     }
@@ -131,7 +367,7 @@ impl Counts {
 
     /// Counts a failed allocation.
     pub(super) fn fail(&mut self, ids: Ids, kind: &'static str, totals: &GlobalTotals) {
-        self.for_each_meter(ids, totals, |meter, _| meter.fail());
+        self.for_each_meter(ids, totals, |meter, _| meter.failures += 1);
         match self.failures.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, count)) => *count += 1,
             None => self.failures.push((kind, 1)),

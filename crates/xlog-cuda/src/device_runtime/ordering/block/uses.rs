@@ -363,6 +363,17 @@ impl Uses {
         }
     }
 
+    /// Adds work on the memory before the block: its first use follows it. The own stream announces every use.
+    pub(crate) fn inherit(&mut self, slot: u32, stamp: u64) {
+        self.announced = true;
+        self.changes += 1;
+        let change = self.changes;
+        match self.writes.iter_mut().find(|entry| entry.slot == slot) {
+            Some(entry) => entry.stamp = entry.stamp.max(stamp),
+            None => self.writes.push(Outstanding { slot, stamp, change }),
+        }
+    }
+
     fn outstanding(&self) -> impl Iterator<Item = &Outstanding> {
         self.writes.iter().chain(self.reads.iter())
     }

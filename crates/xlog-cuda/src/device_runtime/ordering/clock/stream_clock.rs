@@ -52,13 +52,20 @@ pub(crate) struct ClockHeader {
     stamp: AtomicU64,
     /// The id under which the stream is leased, plus one; 0 while it is not leased.
     leased: AtomicU64,
-    /// Not 0 once the raw handle has escaped, also for later leases: others may capture the stream.
+    /// 1 once the raw handle has escaped, also for later leases: others may capture the stream. 2 more for every open capture of the runtime.
     escaped: AtomicU64,
+    /// Driver calls that concern the stream and must not meet the beginning of a capture.
+    calls: AtomicU64,
 }
 
 impl Default for ClockHeader {
     fn default() -> Self {
-        Self { stamp: AtomicU64::new(1), leased: AtomicU64::new(0), escaped: AtomicU64::new(0) }
+        Self {
+            stamp: AtomicU64::new(1),
+            leased: AtomicU64::new(0),
+            escaped: AtomicU64::new(0),
+            calls: AtomicU64::new(0),
+        }
     }
 }
 
@@ -80,7 +87,38 @@ impl ClockHeader {
     }
 
     pub(crate) fn mark_handle_escaped(&self) {
-        self.escaped.store(1, Ordering::Release);
+        self.escaped.fetch_or(1, Ordering::Release);
+    }
+
+    /// A capture of the runtime is about to begin. It begins once [`ClockHeader::has_calls`] is false.
+    pub(crate) fn begin_capture(&self) {
+        self.escaped.fetch_add(2, Ordering::SeqCst);
+    }
+
+    /// A capture of the runtime has ended.
+    pub(crate) fn end_capture(&self) {
+        self.escaped.fetch_sub(2, Ordering::SeqCst);
+    }
+
+    /// Whether a capture of the runtime records the work of the stream, or is about to.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        self.escaped.load(Ordering::SeqCst) >= 2
+    }
+
+    /// A driver call begins that a capture must not meet. Sequentially consistent, so that the call sees the capture or the capture sees the call.
+    #[inline(always)]
+    pub(crate) fn enter_call(&self) {
+        self.calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[inline(always)]
+    pub(crate) fn leave_call(&self) {
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_calls(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) != 0
     }
 
     pub(crate) fn set_leased(&self, id: Option<u32>) {
@@ -150,6 +188,11 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     #[inline]
     pub(crate) fn is_complete(&self, stamp: u64) -> bool {
         self.completed.load(Ordering::Acquire) >= stamp
+    }
+
+    /// The stamp up to which everything is known to have completed.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.load(Ordering::Acquire)
     }
 
     /// Begins an event. [`StreamClock::recorded`] or [`StreamClock::failed`] must follow.
@@ -231,6 +274,11 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     pub(crate) fn asked(&self, completed: bool) {
         self.inner.with(|inner| inner.asked(completed));
         self.unpin();
+    }
+
+    /// Whether there is a recorded event that is not known to be complete.
+    pub(crate) fn has_recorded(&self) -> bool {
+        self.inner.with(|inner| inner.recorded.last().is_some())
     }
 
     /// The earliest recorded event that covers `stamp`, pinned.

@@ -48,6 +48,18 @@ impl DeferredFrees {
         true
     }
 
+    /// Removes the oldest deferred block that `is_wanted`. The caller holds the reaper lock.
+    pub(crate) fn remove_first(
+        &self,
+        mut is_wanted: impl FnMut(Generation) -> bool,
+    ) -> Option<Generation> {
+        let mut deferred = self.deferred.lock();
+        let at = deferred.iter().position(|&generation| is_wanted(generation))?;
+        let removed = deferred.remove(at);
+        self.deferred_count.store(deferred.len(), Ordering::Release);
+        removed
+    }
+
     /// Removes up to `count` of the deferred blocks, the oldest first, and passes each to `body`, which may defer it
     /// again.
     fn drain_up_to(&self, count: usize, mut body: impl FnMut(Generation)) {

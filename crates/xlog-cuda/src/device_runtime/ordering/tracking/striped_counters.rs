@@ -3,7 +3,7 @@
 //! Each thread counts in a part of its own, as far as there are enough. Reading visits all parts at once, so that a sum is one that
 //! was true at an instant; that costs a microsecond, counting costs next to nothing.
 
-use xlog_driver::sync::{BiasedMutex, thread_index};
+use xlog_driver::sync::Sharded;
 
 const STRIPES: usize = 16;
 
@@ -48,37 +48,28 @@ impl Counts {
     }
 }
 
-/// On cache lines of its own.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct Stripe(BiasedMutex<Counts>);
-
 /// The counters of one resource.
-#[derive(Debug, Default)]
-pub(crate) struct StripedCounters([Stripe; STRIPES]);
+#[derive(Debug)]
+pub(crate) struct StripedCounters(Sharded<Counts, STRIPES>);
+
+impl Default for StripedCounters {
+    fn default() -> Self {
+        Self(Sharded::new(Counts::default))
+    }
+}
 
 impl StripedCounters {
     /// Counts in this thread's part.
     #[inline]
     pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
-        match self.0[thread_index() as usize % STRIPES].0.enter() {
-            Some(mut counts) => change(&mut counts),
-            None => self.count_slow(change),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn count_slow(&self, change: impl FnOnce(&mut Counts)) {
-        self.0[thread_index() as usize % STRIPES].0.with(change);
+        self.0.own().with(change);
     }
 
     /// All that was counted, as it was at one instant.
     pub(crate) fn sum(&self) -> Counts {
-        let parts: [&BiasedMutex<Counts>; STRIPES] = std::array::from_fn(|at| &self.0[at].0);
-        BiasedMutex::with_all(&parts, |counts| {
+        self.0.with_all(|parts| {
             let mut sum = Counts::default();
-            counts.iter().for_each(|part| sum.add(part));
+            parts.iter().for_each(|part| sum.add(part));
             sum
         })
     }
@@ -86,6 +77,8 @@ impl StripedCounters {
 
 #[cfg(test)]
 mod tests {
+    use xlog_driver::sync::thread_index;
+
     use super::*;
 
     fn count(counters: &StripedCounters, times: u64) {

@@ -349,7 +349,7 @@ fn stale(block: BlockId) -> ResourceError {
     ResourceError::UseAfterFree { generation: block.generation }
 }
 
-/// The hooks of a resource that implements [`UseTracking`].
+/// The hooks of a resource that implements [`UseTracking`], and what its tracker answers. It has the fields `device` and `tracker`.
 macro_rules! tracked_hooks {
     () => {
         fn record_block_use(
@@ -398,6 +398,14 @@ macro_rules! tracked_hooks {
 
         fn block_state(&self, block: BlockId) -> BlockState {
             self.tracker().table.state(block)
+        }
+
+        fn places_blocks(&self) -> bool {
+            true
+        }
+
+        fn home(&self) -> Option<ResourceHome> {
+            Some(ResourceHome::new(self.device.clone()).with_streams(self.tracker.streams.clone()))
         }
     };
 }

@@ -136,7 +136,6 @@ impl Sanitizer {
 
 impl PoolResource {
     /// Figures of the pool under a memory checker; `None` if it works for none.
-    #[must_use]
     pub fn sanitizer(&self) -> Option<SanitizerSnapshot> {
         let sanitizer = self.sanitizer.as_ref()?;
         let counts = sanitizer.heaps.as_ref().map(|heaps| heaps.counts());

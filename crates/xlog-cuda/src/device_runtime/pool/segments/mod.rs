@@ -19,18 +19,21 @@ mod mapped;
 mod plain;
 #[cfg(test)]
 mod tests;
+mod watched;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use self::account::Account;
 pub(crate) use config::SegmentConfig;
 pub(crate) use inner::InnerSegments;
 pub(crate) use mapped::MappedSegments;
 pub(crate) use plain::PlainSegments;
+pub(crate) use watched::WatchedSegments;
 
 use super::super::resource::{
-    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
+    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult,
+    SegmentWatcher, StreamId,
 };
 
 /// The unit of every address and size of a span.
@@ -65,9 +68,32 @@ impl Span {
     }
 }
 
+/// A request for contiguous memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SpanRequest {
+    pub(crate) bytes: u64,
+    pub(crate) align: u64,
+    /// The maximum of free handles that are remapped for it.
+    pub(crate) max_moved: usize,
+}
+
+/// What a remap would take.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Remap {
+    /// The parts of the free memory, by address.
+    pub(crate) uses: Vec<Span>,
+    /// Bytes of the free memory that stay where they are.
+    pub(crate) stays: u64,
+    /// Handles that are remapped or created.
+    pub(crate) handles: usize,
+    /// Bytes of fresh memory.
+    pub(crate) fresh: u64,
+}
+
 /// Takes memory from a device for one pool, and returns it.
 ///
-/// Any thread may make any call at any time. No lock is held while the meter is asked for memory.
+/// Any thread may make any call at any time. No lock is held while the meter is asked for memory. [`WatchedSegments`] forwards every
+/// method.
 pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// The resource that the memory comes from; `None` if it comes from the device.
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
@@ -86,21 +112,23 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// address. A segment that the driver refuses to take back is kept; the second result is the first such failure.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>);
 
-    /// The whole segments inside `idle` that [`defragment`](Self::defragment) would use for `bytes`.
-    fn choose(&self, _idle: &[Span], _bytes: u64) -> Vec<Span> {
-        Vec::new()
+    /// What [`defragment`](Self::defragment) would do for a request. `None` if this kind cannot remap memory, or lacks
+    /// addresses.
+    fn plan(&self, _idle: &[Span], _request: SpanRequest) -> Option<Remap> {
+        None
     }
 
-    /// Builds a contiguous span of `bytes` from whole segments inside `idle`, remapped to other addresses, and from
-    /// fresh memory for the rest. `idle` is as for [`release`](Self::release).
+    /// Builds a contiguous span for a request, from parts of `idle` that stay where they are, from whole segments inside
+    /// `idle` that are remapped beside them, and from fresh memory for the rest. `idle` is as for
+    /// [`release`](Self::release), sorted and coalesced.
     ///
-    /// The results are the new span, the parts of `idle` that are gone, and the failure. No span and no error means
-    /// that this kind cannot remap memory. After a failure all segments are where they were, except those that are
-    /// reported as gone.
+    /// The results are the new span, the parts of `idle` that it took, and the failure. No span and no error means that
+    /// this kind cannot remap memory. After a failure all segments are where they were, except those that are reported
+    /// as taken.
     fn defragment(
         &self,
         _idle: &[Span],
-        _bytes: u64,
+        _request: SpanRequest,
         _stream: StreamId,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
         (None, Vec::new(), Ok(()))
@@ -151,6 +179,11 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// Reports all memory that is taken and returned to `meter` from now on, beginning with what is held now.
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.account().announce_to(meter)
+    }
+
+    /// Tells `watcher` of segments from now on, beginning with those held. Whether it can.
+    fn watch(&self, _watcher: &Weak<dyn SegmentWatcher>) -> bool {
+        false
     }
 
     /// Limits [`reserved`](Self::reserved) to `cap`, rounded up to the granularity.

@@ -16,7 +16,7 @@ const WORDS: usize = 32;
 
 /// The class of a size in bytes. Classes grow with sizes.
 #[inline(always)]
-pub(super) fn class_of(bytes: u64) -> u32 {
+pub(super) const fn class_of(bytes: u64) -> u32 {
     let units = bytes / UNIT;
     let shift = shift_of(units);
     shift * DIVISIONS + (units >> shift) as u32
@@ -24,8 +24,8 @@ pub(super) fn class_of(bytes: u64) -> u32 {
 
 /// The number of low bits of a size in units that its class ignores.
 #[inline(always)]
-fn shift_of(units: u64) -> u32 {
-    (units | u64::from(DIVISIONS)).ilog2() - DIVISIONS.ilog2()
+const fn shift_of(units: u64) -> u32 {
+    (units | DIVISIONS as u64).ilog2() - DIVISIONS.ilog2()
 }
 
 /// Whether this is the smallest size of its class.

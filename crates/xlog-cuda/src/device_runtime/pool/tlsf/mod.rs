@@ -5,6 +5,8 @@
 //! Invariants:
 //! - Every inserted address belongs to exactly one range, free or allocated. A range knows its physical neighbours.
 //! - Two free neighbours are always coalesced, except across the boundary of spans that were inserted without joining.
+//! - Small blocks are split off ranges up to the size of a [`CHUNK`] only. A chunk is a span without joining, until it is
+//!   joined again.
 //! - Sizes and addresses are multiples of [`UNIT`].
 //! - A range carries the stamp of the last work on it. A split copies the stamp to both parts; a merge keeps the later
 //!   one.
@@ -29,6 +31,12 @@ use span_boundaries::SpanBoundaries;
 
 /// The unit of all sizes and addresses, in bytes.
 pub(crate) const UNIT: u64 = 256;
+
+/// The size of a chunk: a span of its own that small blocks share, so that one that stays breaks no larger range.
+pub(crate) const CHUNK: u64 = 2 << 20;
+const CHUNK_CLASS: u32 = class_of(CHUNK);
+/// Blocks below this size are small.
+pub(crate) const SMALL: u64 = 256 << 10;
 
 /// An allocated range, until its node is freed or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,14 +91,44 @@ impl Tlsf {
             let (id, head) = self.find_aligned(request)?;
             return self.split_block_at(id, head, request.bytes);
         }
-        self.allocate_units(request.bytes)
+        self.allocate_up_to(request.bytes, u32::MAX)
     }
 
-    /// Allocates `bytes`, a positive number of whole units.
+    /// Allocates `bytes`, a positive number of whole units; small ones only from ranges up to the size of a chunk.
     #[inline(always)]
     pub(crate) fn allocate_units(&mut self, bytes: u64) -> Option<TlsfAllocation> {
+        self.allocate_up_to(bytes, if bytes < SMALL { CHUNK_CLASS } else { u32::MAX })
+    }
+
+    /// Splits a chunk for small blocks off a larger range. It coalesces with no neighbour until [`Self::join_chunks`].
+    pub(crate) fn split_chunk(&mut self) -> bool {
+        let taken = self.allocate(CHUNK, CHUNK).or_else(|| self.allocate(CHUNK, UNIT));
+        let Some(taken) = taken else { return false };
+        match self.remove_allocated(taken.node) {
+            Some(range) => self.insert_span(range, false),
+            None => {
+                self.free(taken.node, taken.stamp);
+                false
+            }
+        }
+    }
+
+    /// Coalesces chunks that are completely free with their neighbours.
+    pub(crate) fn join_chunks(&mut self) {
+        let chunks = self.remove_if(CHUNK, &mut |range| (range.bytes == CHUNK).then_some(*range));
+        chunks.into_iter().for_each(|chunk| {
+            self.insert_span(chunk, true);
+        });
+    }
+
+    /// Allocates whole units from a range of class `highest` or below.
+    #[inline(always)]
+    fn allocate_up_to(&mut self, bytes: u64, highest: u32) -> Option<TlsfAllocation> {
         let (mut slots, vacant) = self.nodes.slots_with_vacant()?;
         let (id, class) = find(&slots, &self.classes, bytes)?;
+        if class > highest {
+            return None;
+        }
         let taken = split_block(&mut slots, vacant, &mut self.classes, id, class, bytes)?;
         self.free_bytes -= bytes;
         Some(taken)

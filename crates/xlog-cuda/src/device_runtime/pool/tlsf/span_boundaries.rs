@@ -32,11 +32,17 @@ impl Tlsf {
     /// Returns false and inserts nothing if the range is empty, is not made of whole units, or overlaps memory that the
     /// TLSF has.
     pub(crate) fn insert_span(&mut self, range: Range, join: bool) -> bool {
-        let Range { ptr, bytes, stamp } = range;
-        let Some(end) = ptr.checked_add(bytes) else { return false };
+        let inserted = self.insert_allocated(range, join);
+        inserted.is_some_and(|node| self.free(node, range.stamp) > 0)
+    }
+
+    /// [`Self::insert_span`] for memory that is allocated at once; returns its node.
+    pub(crate) fn insert_allocated(&mut self, range: Range, join: bool) -> Option<u32> {
+        let Range { ptr, bytes, .. } = range;
+        let end = ptr.checked_add(bytes)?;
         let whole = ptr % UNIT == 0 && bytes % UNIT == 0 && bytes > 0;
         if !whole || !self.nodes.reserve(3) || self.boundaries.overlap(ptr, end) {
-            return false;
+            return None;
         }
         let left = if join { self.boundaries.ends.remove(&ptr) } else { None };
         let prev = match left {
@@ -64,8 +70,7 @@ impl Tlsf {
         }
         let id = self.nodes.put(Node::new(range, State::Allocated), prev, next);
         self.bytes += bytes;
-        self.free(id as u32, stamp);
-        true
+        Some(id as u32)
     }
 
     /// Removes an allocated range, with the stamp that it was allocated with. Boundaries take its place. `None` if the

@@ -32,7 +32,6 @@ pub enum GuardSetting {
 
 impl GuardSetting {
     /// The settings of the guard, if there is one.
-    #[must_use]
     pub fn config(&self) -> Option<&GuardConfig> {
         match self {
             Self::Off => None,

@@ -18,6 +18,13 @@ const ACCEPTED: &str = "\"off\", \"on\", the absolute path of a directory, or th
 
 const SUFFIX: &str = ".ledger";
 
+/// The ledger that `xlogmem exec` charges, as its library is told.
+#[cfg(feature = "ledger")]
+const EXEC_LEDGER: &str = "XLOG_EXEC_LEDGER";
+/// The file name of the library that `xlogmem exec` preloads.
+#[cfg(feature = "ledger")]
+const EXEC_LIBRARY: &str = "libxlog_preload.so";
+
 /// The ledger that a runtime joins.
 ///
 /// ```
@@ -55,6 +62,7 @@ impl LedgerSetting {
         let own = || key_of(device).map(LedgerConfig::new);
         Ok(match self {
             Self::Off => None,
+            _ if is_counted_by_exec(device.properties().kind, EXEC_LEDGER, is_loaded) => None,
             Self::Automatic if device.properties().kind != DeviceKind::Cuda => None,
             Self::Automatic | Self::On => Some(own()?),
             Self::Directory(directory) => Some(own()?.with_directory(directory)),
@@ -86,6 +94,21 @@ pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerR
         DeviceKind::Cuda => properties.uuid.to_string(),
         _ => format!("sim-{}", properties.ordinal),
     })
+}
+
+/// Whether the library of `xlogmem exec` charges the memory of this process to the ledger. The runtime would charge it a second time.
+#[cfg(feature = "ledger")]
+fn is_counted_by_exec(kind: DeviceKind, variable: &str, is_loaded: fn() -> bool) -> bool {
+    // Without the variable, the library joins the default ledger.
+    let is_asked_for = || std::env::var_os(variable).is_none_or(|ledger| ledger != "off");
+    kind == DeviceKind::Cuda && is_asked_for() && is_loaded()
+}
+
+/// Whether the library of `xlogmem exec` is in this process. A child inherits the variables also where the library is not loaded: a static
+/// program, or one that drops LD_PRELOAD.
+#[cfg(feature = "ledger")]
+fn is_loaded() -> bool {
+    std::fs::read_to_string("/proc/self/maps").map_or(true, |files| files.contains(EXEC_LIBRARY))
 }
 
 fn stem(path: &Path) -> Option<&str> {
@@ -165,6 +188,17 @@ mod tests {
         for text in ["off", "on", "/tmp", "/tmp/gpu.ledger", "/tmp/ledger"] {
             assert_eq!(text.parse::<LedgerSetting>().expect(text).to_string(), text);
         }
+    }
+
+    #[test]
+    fn memory_that_exec_counts_is_not_charged_twice() {
+        // Variables that are set in every process stand for the one of `exec`.
+        assert!(is_counted_by_exec(DeviceKind::Cuda, "PATH", || true));
+        assert!(!is_counted_by_exec(DeviceKind::Simulated, "PATH", || true));
+        // A job's environment may preload the library and leave the ledger to the default.
+        assert!(is_counted_by_exec(DeviceKind::Cuda, "XLOG_NO_SUCH_VARIABLE", || true));
+        // The variable alone does not mean that the library is there: this process has not loaded it.
+        assert!(!is_counted_by_exec(DeviceKind::Cuda, "PATH", is_loaded));
     }
 
     #[test]

@@ -41,6 +41,32 @@ impl Addresses {
         self.first_fit(bytes).ok_or(none)
     }
 
+    /// Allocates exactly these addresses; false if they are not free.
+    pub(super) fn allocate_at(&mut self, ptr: u64, bytes: u64) -> bool {
+        let found = self.gaps.range(..=ptr).next_back().map(|(&start, &size)| (start, size));
+        let Some((start, size)) = found.filter(|(start, size)| start + size >= ptr + bytes) else {
+            return false;
+        };
+        self.gaps.remove(&start);
+        if start < ptr {
+            self.gaps.insert(start, ptr - start);
+        }
+        if ptr + bytes < start + size {
+            self.gaps.insert(ptr + bytes, start + size - ptr - bytes);
+        }
+        true
+    }
+
+    /// The unit of handles and of free ranges.
+    pub(super) fn granularity(&self) -> u64 {
+        self.granularity
+    }
+
+    /// The free ranges, by address.
+    pub(super) fn gaps(&self) -> impl Iterator<Item = Span> {
+        self.gaps.iter().map(|(&ptr, &bytes)| Span { ptr, bytes })
+    }
+
     /// Frees a range that [`allocate`](Self::allocate) returned, or a part of one.
     pub(super) fn free(&mut self, ptr: u64, bytes: u64) {
         let (mut start, mut end) = (ptr, ptr.saturating_add(bytes));
@@ -85,7 +111,7 @@ impl Addresses {
     }
 
     /// Reserves as much as the driver allows, at least enough for `bytes`.
-    fn reserve(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<()> {
+    pub(super) fn reserve(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<()> {
         let none = DriverError::OutOfMemory { call: "reserve", requested: bytes };
         let Some(minimum) = bytes.checked_add(self.granularity) else { return Err(none) };
         let align = if self.granularity < ALIGN { to_usize(ALIGN) } else { 0 };

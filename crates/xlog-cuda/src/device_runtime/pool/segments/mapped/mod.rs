@@ -8,9 +8,9 @@
 //! One lock is held while mappings change. A failed undo is kept, and tried again at the next call.
 
 mod addresses;
+mod plan;
 mod state;
 
-use std::cmp::Reverse;
 use std::fmt;
 use std::sync::Arc;
 
@@ -20,13 +20,24 @@ use xlog_driver::{DriverError, VirtualMemory};
 use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::account::Account;
 use super::config::SegmentConfig;
-use super::{Segments, Span, generously, min_size, out_of_memory, to_usize};
+use super::{
+    Remap, Segments, Span, SpanRequest, UNIT, generously, min_size, out_of_memory, to_usize,
+};
 use crate::CudaDevice;
 use addresses::Addresses;
+use plan::{Need, Plan};
 use state::{PhysicalHandle, State};
 
 /// A pool has about this many small handles, so a large pool has larger ones.
-const SMALL_HANDLES: u64 = 256;
+const SHARED_HANDLES: u64 = 512;
+/// A request of up to 1 GiB has at most about this many handles: they take less than 2 ms.
+const MAX_HANDLES: u64 = 32;
+/// Fresh handles beside moved ones are at least about this many, so that they are small.
+const MIN_FRESH_HANDLES: u64 = 12;
+/// A larger request has at most about this many.
+const MAX_LARGE_HANDLES: u64 = 128;
+/// The smallest handle of a large request has about this part of it.
+const TAIL_PART: u64 = 64;
 
 /// Virtual memory of one device, for one pool.
 pub(crate) struct MappedSegments {
@@ -62,17 +73,44 @@ impl MappedSegments {
         virtual_memory(&self.device)
     }
 
-    /// The sizes of the few handles that serve `minimum` bytes: about eight of a large request, so that most of them
-    /// can be remapped when a smaller block occupies a part.
+    /// The sizes of the handles for `minimum` bytes of a large request.
     fn exactly(&self, minimum: u64) -> Vec<u64> {
+        self.handle_sizes(minimum, MAX_HANDLES).split(minimum)
+    }
+
+    /// The sizes for `bytes` of a large request in at most about `count` handles.
+    fn handle_sizes(&self, bytes: u64, count: u64) -> HandleSizes {
         let SegmentConfig { private_bytes, largest_handle, .. } = self.config;
-        let largest = match private_bytes {
-            0 => largest_handle,
-            least => (minimum / 8).next_power_of_two().clamp(least, largest_handle),
-        };
-        let mut handles = vec![largest; to_usize(minimum / largest)];
-        handles.extend(Some(minimum % largest).filter(|&rest| rest > 0));
-        handles
+        if private_bytes == 0 {
+            return HandleSizes { largest: largest_handle, smallest: largest_handle };
+        }
+        let few = (bytes / count).min(private_bytes).max(bytes / MAX_LARGE_HANDLES);
+        let largest = few.next_power_of_two().max(self.shared_handle());
+        let smallest = (bytes / TAIL_PART).next_power_of_two();
+        HandleSizes {
+            largest: largest.min(largest_handle),
+            smallest: smallest.max(self.granularity),
+        }
+    }
+
+    /// The size of a handle that small requests share.
+    fn shared_handle(&self) -> u64 {
+        let unit = self.config.handle_bytes;
+        let times = (self.reserved() / SHARED_HANDLES / unit).next_power_of_two();
+        unit.saturating_mul(times).min(self.config.largest_handle)
+    }
+
+    /// The sizes of the fresh handles for each fill of a plan for `requested` bytes.
+    fn fresh_sizes(&self, plan: &Plan, requested: u64) -> Vec<Vec<u64>> {
+        let count = MAX_HANDLES.saturating_sub(plan.moved().count() as u64);
+        let sizes = self.handle_sizes(plan.fresh(), count.max(MIN_FRESH_HANDLES));
+        let is_shared = requested <= self.config.private_bytes;
+        let fills = plan.fills.iter().map(|fill| match fill.fresh {
+            0 => Vec::new(),
+            fresh if is_shared => self.small(fresh),
+            fresh => sizes.split(fresh),
+        });
+        fills.collect()
     }
 
     /// The sizes of the handles for one step of growth that serves `minimum` bytes.
@@ -94,9 +132,7 @@ impl MappedSegments {
 
     /// The sizes of small handles that serve `minimum` bytes together.
     fn small(&self, minimum: u64) -> Vec<u64> {
-        let unit = self.config.handle_bytes;
-        let times = (self.reserved() / SMALL_HANDLES / unit).next_power_of_two();
-        let bytes = unit.saturating_mul(times).min(minimum);
+        let bytes = self.shared_handle().min(minimum);
         let mut handles = vec![bytes; to_usize(minimum / bytes)];
         handles.extend(Some(minimum % bytes).filter(|&rest| rest > 0));
         handles
@@ -159,17 +195,43 @@ impl MappedSegments {
         })
     }
 
-    /// Remaps the handles at `chosen`, followed by the `fresh` ones, into one range of addresses.
-    fn remap_together(
+    /// Plans a request over the free memory `idle`, and allocates the addresses that get handles.
+    fn plan_and_allocate(
         &self,
         memory: &dyn VirtualMemory,
-        chosen: &[Span],
-        fresh: Vec<PhysicalHandle>,
-    ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
+        idle: &[Span],
+        need: Need,
+    ) -> ResourceResult<Plan> {
         let mut state = self.state.lock();
-        let mut unmapped: Vec<(Span, PhysicalHandle)> = Vec::with_capacity(chosen.len());
+        let plan = match state.plan(idle, need) {
+            Some(plan) => plan,
+            None => {
+                let bytes = need.bytes.next_multiple_of(self.granularity);
+                state.addresses.reserve(memory, bytes.saturating_add(need.align))?;
+                let none = DriverError::OutOfMemory { call: "reserve", requested: bytes };
+                state.plan(idle, need).ok_or(none)?
+            }
+        };
+        for fill in &plan.fills {
+            // They were free when the plan was made, under the same lock.
+            state.addresses.allocate_at(fill.ptr, fill.bytes());
+        }
+        Ok(plan)
+    }
+
+    /// Carries out a plan whose addresses are allocated, with these fresh handles for its fills.
+    ///
+    /// After a failure every moved handle is where it was, except those that are reported as gone.
+    fn carry_out(
+        &self,
+        memory: &dyn VirtualMemory,
+        plan: &Plan,
+        fresh: Vec<Vec<PhysicalHandle>>,
+    ) -> (Vec<Span>, ResourceResult<()>) {
+        let mut state = self.state.lock();
+        let mut unmapped: Vec<(Span, PhysicalHandle)> = Vec::new();
         let mut refused = None;
-        for &span in chosen {
+        for span in plan.moved() {
             match state.unmap_handle(memory, span) {
                 Ok(handle) => unmapped.push((span, handle)),
                 Err(error) => {
@@ -178,21 +240,32 @@ impl MappedSegments {
                 }
             }
         }
-        let all = unmapped.iter().map(|(_, handle)| *handle).chain(fresh).collect();
-        let placed = match refused {
-            None => state.map_handles(memory, all),
-            Some(error) => Err((all, error)),
-        };
-        let (mut unplaced, error) = match placed {
-            Ok(span) => {
-                for (old, _) in &unmapped {
-                    state.addresses.free(old.ptr, old.bytes);
-                }
-                let gone = unmapped.into_iter().map(|(old, _)| old).collect();
-                return (Some(span), gone, Ok(()));
+        let mut moved = unmapped.iter().map(|(_, handle)| *handle);
+        let (mut placed, mut unplaced) = (Vec::new(), Vec::new());
+        for (fill, fresh) in plan.fills.iter().zip(fresh) {
+            let handles: Vec<_> = moved.by_ref().take(fill.moved.len()).chain(fresh).collect();
+            if refused.is_some() {
+                state.addresses.free(fill.ptr, fill.bytes());
+                unplaced.extend(handles);
+                continue;
             }
-            Err(failed) => failed,
+            match state.map_at(memory, fill.ptr, handles) {
+                Ok(span) => placed.push(span),
+                Err((handles, error)) => {
+                    unplaced.extend(handles);
+                    refused = Some(error);
+                }
+            }
+        }
+        let Some(error) = refused else {
+            for (old, _) in &unmapped {
+                state.addresses.free(old.ptr, old.bytes);
+            }
+            return (plan.uses(), Ok(()));
         };
+        for span in placed {
+            unplaced.extend(state.unmap_at(memory, span));
+        }
         let mut gone = Vec::new();
         for (old, handle) in unmapped {
             let Some(index) = unplaced.iter().position(|other| *other == handle) else {
@@ -209,7 +282,16 @@ impl MappedSegments {
         let (freed, _) = state.destroy(memory, unplaced);
         drop(state);
         self.account.release(freed);
-        (None, gone, Err(error.into()))
+        gone.sort_unstable();
+        (gone, Err(error.into()))
+    }
+
+    /// The request in the units of a plan; an error if no device of this size can serve it.
+    fn need(&self, request: SpanRequest) -> ResourceResult<Need> {
+        let SpanRequest { bytes, align, max_moved } = request;
+        let granularity = self.granularity;
+        min_size(bytes, granularity, self.device.properties().total_bytes)?;
+        Ok(Need { bytes: bytes.next_multiple_of(UNIT), align, granularity, max_moved })
     }
 }
 
@@ -255,34 +337,52 @@ impl Segments for MappedSegments {
         (gone, outcome)
     }
 
+    fn plan(&self, idle: &[Span], request: SpanRequest) -> Option<Remap> {
+        let plan = self.state.lock().plan(idle, self.need(request).ok()?)?;
+        let fresh = self.fresh_sizes(&plan, request.bytes);
+        Some(Remap {
+            handles: plan.moved().count() + fresh.iter().map(Vec::len).sum::<usize>(),
+            fresh: plan.fresh(),
+            stays: plan.stays.iter().map(|span| span.bytes).sum(),
+            uses: plan.uses(),
+        })
+    }
+
     fn defragment(
         &self,
         idle: &[Span],
-        bytes: u64,
+        request: SpanRequest,
         _stream: StreamId,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
-        let total = self.device.properties().total_bytes;
-        let checked = min_size(bytes, self.granularity, total)
-            .and_then(|minimum| Ok((minimum, self.memory()?)));
-        let (minimum, memory) = match checked {
-            Ok(checked) => checked,
-            Err(error) => return (None, Vec::new(), Err(error)),
+        let bytes = request.bytes;
+        let planned = self.need(request).and_then(|need| {
+            let memory = self.memory()?;
+            let _ = self.sweep(memory);
+            Ok((memory, self.plan_and_allocate(memory, idle, need)?))
+        });
+        let (memory, plan) = match planned {
+            Ok(planned) => planned,
+            Err(error) => return (None, Vec::new(), Err(name_request(error, bytes))),
         };
-        let _ = self.sweep(memory);
-        let chosen = choose(self.state.lock().inside(idle), minimum);
-        let moved: u64 = chosen.iter().map(|span| span.bytes).sum();
         // Creation is most likely to fail, so it comes first, while nothing has moved.
-        let fresh = match self.create(memory, &self.exactly(minimum.saturating_sub(moved)), bytes) {
-            Ok(fresh) => fresh,
-            Err(error) => return (None, Vec::new(), Err(error)),
-        };
-        let (span, gone, outcome) = self.remap_together(memory, &chosen, fresh);
+        let mut fresh = Vec::with_capacity(plan.fills.len());
+        for sizes in self.fresh_sizes(&plan, bytes) {
+            match self.create(memory, &sizes, bytes) {
+                Ok(handles) => fresh.push(handles),
+                Err(error) => {
+                    let mut state = self.state.lock();
+                    for fill in &plan.fills {
+                        state.addresses.free(fill.ptr, fill.bytes());
+                    }
+                    drop(state);
+                    self.destroy(memory, fresh.into_iter().flatten().collect());
+                    return (None, Vec::new(), Err(error));
+                }
+            }
+        }
+        let (gone, outcome) = self.carry_out(memory, &plan, fresh);
+        let span = outcome.is_ok().then_some(plan.span);
         (span, gone, outcome.map_err(|error| name_request(error, bytes)))
-    }
-
-    fn choose(&self, idle: &[Span], bytes: u64) -> Vec<Span> {
-        let Ok(minimum) = min_size(bytes, self.granularity, u64::MAX) else { return Vec::new() };
-        choose(self.state.lock().inside(idle), minimum)
     }
 
     fn can_move(&self) -> bool {
@@ -326,30 +426,34 @@ impl fmt::Debug for MappedSegments {
     }
 }
 
+/// The largest and the smallest handle of a large request.
+#[derive(Clone, Copy, Debug)]
+struct HandleSizes {
+    largest: u64,
+    smallest: u64,
+}
+
+impl HandleSizes {
+    /// Splits `bytes` into equal handles, and smaller ones for the rest. Later requests can be put together exactly from
+    /// such sizes.
+    fn split(self, bytes: u64) -> Vec<u64> {
+        let mut handles = vec![self.largest; to_usize(bytes / self.largest)];
+        let (mut rest, mut size) = (bytes % self.largest, self.largest / 2);
+        while size > self.smallest && rest > 0 {
+            if rest >= size {
+                handles.push(size);
+                rest -= size;
+            }
+            size /= 2;
+        }
+        handles.extend(Some(rest).filter(|&rest| rest > 0));
+        handles
+    }
+}
+
 fn virtual_memory(device: &CudaDevice) -> ResourceResult<&dyn VirtualMemory> {
     let unsupported = DriverError::Unsupported { call: "virtual memory" };
     device.driver().virtual_memory().ok_or_else(|| unsupported.into())
-}
-
-/// Chooses the fewest handles of `idle`, sorted by address, that make up `minimum` bytes; the last is the smallest that
-/// suffices. Of equal handles it takes those of the shortest contiguous run, so that long runs stay whole. All handles
-/// if they are too few.
-fn choose(idle: Vec<Span>, minimum: u64) -> Vec<Span> {
-    let runs = idle.chunk_by(|one, next| one.end() == next.ptr);
-    let mut idle: Vec<(u64, Reverse<usize>, Span)> = runs
-        .flat_map(|run| run.iter().map(|span| (span.bytes, Reverse(run.len()), *span)))
-        .collect();
-    idle.sort_unstable();
-    let mut chosen = Vec::new();
-    let mut missing = minimum;
-    while missing > 0 && !idle.is_empty() {
-        let enough = idle.partition_point(|(bytes, ..)| *bytes < missing);
-        let (_, _, span) = idle.remove(enough.min(idle.len() - 1));
-        missing = missing.saturating_sub(span.bytes);
-        chosen.push(span);
-    }
-    chosen.sort_unstable();
-    chosen
 }
 
 /// An error about a handle names the size of the request that needed it.

@@ -9,11 +9,12 @@
 
 use std::collections::BTreeMap;
 
-use xlog_driver::{DriverResult, MapAccess, MemoryHandle, VirtualMemory};
+use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
 use super::super::super::super::resource::ResourceResult;
 use super::super::{Span, to_usize};
 use super::addresses::Addresses;
+use super::plan::{Need, Piece, Plan, plan};
 
 /// Physical memory without an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,8 +38,11 @@ impl State {
 
     /// The handles inside one of `idle`, by address.
     pub(super) fn inside(&self, idle: &[Span]) -> Vec<Span> {
+        // Most free ranges are smaller than any handle.
+        let granularity = self.addresses.granularity();
         let mut found: Vec<Span> = idle
             .iter()
+            .filter(|range| range.bytes >= granularity)
             .flat_map(|range| {
                 let handles = self.handles.range(range.ptr..range.end().max(range.ptr));
                 let spans = handles.map(|(&ptr, handle)| Span { ptr, bytes: handle.bytes });
@@ -50,18 +54,45 @@ impl State {
         found
     }
 
+    /// Plans a request over the free memory `idle`, by address, and the unmapped addresses.
+    pub(super) fn plan(&self, idle: &[Span], need: Need) -> Option<Plan> {
+        let handles = if need.max_moved > 0 { self.inside(idle) } else { Vec::new() };
+        plan(&self.pieces(idle), &handles, need)
+    }
+
+    /// Free memory and unmapped addresses, by address.
+    fn pieces(&self, idle: &[Span]) -> Vec<Piece> {
+        let idle = idle.iter().map(|&span| Piece { span, is_mapped: true });
+        let gaps = self.addresses.gaps().map(|span| Piece { span, is_mapped: false });
+        let mut pieces: Vec<Piece> = idle.chain(gaps).collect();
+        // A stable sort merges the two runs.
+        pieces.sort_by_key(|piece| piece.span.ptr);
+        pieces
+    }
+
     /// Maps `handles` one after the other at free addresses, with access. An error returns the handles that were not
     /// mapped.
     pub(super) fn map_handles(
         &mut self,
         memory: &dyn VirtualMemory,
         handles: Vec<PhysicalHandle>,
-    ) -> Result<Span, (Vec<PhysicalHandle>, xlog_driver::DriverError)> {
+    ) -> Result<Span, (Vec<PhysicalHandle>, DriverError)> {
         let bytes = handles.iter().map(|handle| handle.bytes).sum();
-        let ptr = match self.addresses.allocate(memory, bytes) {
-            Ok(ptr) => ptr,
-            Err(error) => return Err((handles, error)),
-        };
+        match self.addresses.allocate(memory, bytes) {
+            Ok(ptr) => self.map_at(memory, ptr, handles),
+            Err(error) => Err((handles, error)),
+        }
+    }
+
+    /// Maps `handles` one after the other at `ptr`, with access. The addresses are allocated. An error frees them and
+    /// returns the handles that were not mapped.
+    pub(super) fn map_at(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        ptr: u64,
+        handles: Vec<PhysicalHandle>,
+    ) -> Result<Span, (Vec<PhysicalHandle>, DriverError)> {
+        let bytes = handles.iter().map(|handle| handle.bytes).sum();
         let mut at = ptr;
         let mut outcome = Ok(());
         let mut mapped = 0;
@@ -90,6 +121,25 @@ impl State {
         outcome.map(|()| Span { ptr, bytes }).map_err(|error| (unplaced, error))
     }
 
+    /// Takes back what [`Self::map_at`] mapped and the pool does not know yet; returns the handles.
+    pub(super) fn unmap_at(
+        &mut self,
+        memory: &dyn VirtualMemory,
+        span: Span,
+    ) -> Vec<PhysicalHandle> {
+        let mut unplaced = Vec::new();
+        for inside in self.inside(&[span]) {
+            let Some(handle) = self.handles.remove(&inside.ptr) else { continue };
+            if unmap(memory, inside.ptr, handle).is_err() {
+                self.stranded.push((inside.ptr, handle));
+            } else {
+                self.addresses.free(inside.ptr, inside.bytes);
+                unplaced.push(handle);
+            }
+        }
+        unplaced
+    }
+
     /// Unmaps a handle. Its addresses stay allocated.
     ///
     /// The pool has promised that the host has seen all work on it complete.
@@ -102,7 +152,7 @@ impl State {
             self.handles.get(&span.ptr).copied().filter(|handle| handle.bytes == span.bytes);
         let Some(handle) = found else {
             let value = format!("the range of {} bytes at {:#x}", span.bytes, span.ptr);
-            return Err(xlog_driver::DriverError::invalid("unmap", value, "a piece that is held"));
+            return Err(DriverError::invalid("unmap", value, "a piece that is held"));
         };
         unmap(memory, span.ptr, handle)?;
         self.handles.remove(&span.ptr);

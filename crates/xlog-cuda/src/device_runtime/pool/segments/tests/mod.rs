@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xlog_sim::{SimConfig, SimDevice};
 
 use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
-use super::{InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments, Span, UNIT};
+use super::{
+    InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments, Span, SpanRequest, UNIT,
+};
 use crate::CudaDevice;
 
 const ON: StreamId = StreamId::DEFAULT;
@@ -42,6 +44,11 @@ fn device(seed: Option<u64>, capacity: u64) -> Arc<CudaDevice> {
 
 fn sim(device: &CudaDevice) -> &Arc<SimDevice> {
     device.sim().unwrap()
+}
+
+/// A request without alignment that may move handles.
+fn request(bytes: u64) -> SpanRequest {
+    SpanRequest { bytes, align: UNIT, max_moved: usize::MAX }
 }
 
 /// Both engines.

@@ -88,11 +88,15 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn defragment(&mut self, bytes: u64) -> ResourceResult<Option<Span>> {
-        let (span, gone, outcome) = self.segments.defragment(&self.idle.spans(), bytes, ON);
+        self.defragment_for(request(bytes))
+    }
+
+    pub(super) fn defragment_for(&mut self, request: SpanRequest) -> ResourceResult<Option<Span>> {
+        let (span, gone, outcome) = self.segments.defragment(&self.idle.spans(), request, ON);
         gone.into_iter().for_each(|span| self.idle.remove(span));
         assert!(span.is_none() || outcome.is_ok());
         if let Some(span) = span {
-            assert!(span.bytes >= bytes);
+            assert!(span.holds(request.bytes, request.align), "{span:?} for {request:?}");
             self.idle.insert(span);
         }
         outcome.map(|()| span)

@@ -29,7 +29,10 @@ fn step(model: &mut Model<'_>, draw: &mut Random) {
             let _ = model.release(draw.below_u64(10) * GRAIN);
         }
         _ => {
-            let _ = model.defragment((1 + draw.below_u64(14)) * GRAIN);
+            let bytes = (1 + draw.below_u64(14)) * GRAIN - draw.below_u64(2) * UNIT;
+            let align = UNIT << draw.below_u64(11);
+            let max_moved = [0, 1, 3, usize::MAX][draw.below_u64(4) as usize];
+            let _ = model.defragment_for(SpanRequest { bytes, align, max_moved });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::classes::{CLASSES, class_of};
 use super::super::nodes::Node;
-use super::super::{BoundedFit, Range, Tlsf, TlsfAllocation, UNIT};
+use super::super::{BoundedFit, CHUNK, Range, SMALL, Tlsf, TlsfAllocation, UNIT};
 
 const BASE: u64 = 1 << 40;
 
@@ -53,6 +53,46 @@ fn memory_that_the_tlsf_has_is_not_inserted_again() {
         assert!(!tlsf.insert_span(Range { ptr, bytes, stamp: 0 }, true), "{ptr:#x}+{bytes}");
     }
     assert_eq!(only(&tlsf).bytes, 16 * UNIT);
+}
+
+#[test]
+fn a_small_range_is_not_split_off_a_large_one_but_off_a_chunk() {
+    let mut tlsf = with(8 * CHUNK);
+    assert_eq!(tlsf.allocate_units(SMALL - UNIT), None);
+    assert!(tlsf.split_chunk());
+    let small = tlsf.allocate_units(SMALL - UNIT).unwrap();
+    let large = tlsf.allocate_units(SMALL).unwrap();
+    // The smallest range that holds it is what is left of the chunk.
+    assert_eq!(large.ptr / CHUNK, small.ptr / CHUNK);
+    let beside = tlsf.allocate_units(7 * CHUNK).unwrap();
+    for taken in [small, large, beside] {
+        tlsf.free(taken.node, taken.ptr);
+    }
+    assert_eq!(tlsf.ranges().count(), 2, "a free chunk stays one");
+    tlsf.join_chunks();
+    assert_eq!(
+        only(&tlsf),
+        Range { ptr: BASE, bytes: 8 * CHUNK, stamp: beside.ptr.max(large.ptr) }
+    );
+}
+
+#[test]
+fn without_room_for_a_chunk_nothing_changes() {
+    let mut tlsf = with(CHUNK - UNIT);
+    let all = only(&tlsf);
+    assert!(!tlsf.split_chunk());
+    tlsf.join_chunks();
+    assert_eq!(only(&tlsf), all);
+    assert!(tlsf.allocate_units(UNIT).is_some(), "a small range serves small requests as it is");
+}
+
+#[test]
+fn a_chunk_is_aligned_where_the_range_allows_it() {
+    let mut tlsf = Tlsf::default();
+    assert!(tlsf.insert_span(Range { ptr: BASE + UNIT, bytes: 3 * CHUNK, stamp: 5 }, true));
+    assert!(tlsf.split_chunk());
+    let chunk = Range { ptr: BASE + CHUNK, bytes: CHUNK, stamp: 5 };
+    assert!(tlsf.ranges().any(|range| range == chunk), "{:?}", tlsf.ranges().collect::<Vec<_>>());
 }
 
 #[test]

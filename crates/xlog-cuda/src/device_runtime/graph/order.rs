@@ -1,0 +1,209 @@
+//! The order of captured work: a vector clock for every stream of one capture.
+//!
+//! A point counts the work of one captured stream. A stream follows a point once it waited, inside the capture, for an event that was recorded
+//! at or after the point. Waits that the caller queues itself are not seen here: they can only lead to one more wait.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use xlog_driver::{Driver, DriverResult};
+
+use crate::device_runtime::resource::{Access, StreamId};
+use crate::stream::RawStream;
+
+/// A stream of a capture, by its place in the capture.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Member(u32);
+
+/// The work of one captured stream up to a count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Point {
+    member: Member,
+    count: u64,
+}
+
+/// At most one point of each stream.
+pub(super) type Points = SmallVec<[Point; 2]>;
+
+/// Adds a point; of two points of one stream the later stays.
+pub(super) fn add_point(points: &mut Points, point: Point) {
+    match points.iter_mut().find(|known| known.member == point.member) {
+        Some(known) => known.count = known.count.max(point.count),
+        None => points.push(point),
+    }
+}
+
+#[derive(Debug)]
+struct CapturedStream {
+    id: StreamId,
+    raw: Arc<RawStream>,
+    /// Whether the runtime brought it into the capture.
+    is_marked: bool,
+    /// By member: how much of its work this stream follows. Its own entry counts its own work.
+    clock: Vec<u64>,
+}
+
+/// The clocks of one capture.
+#[derive(Debug, Default)]
+pub(super) struct CapturedOrder {
+    streams: Vec<CapturedStream>,
+}
+
+impl CapturedOrder {
+    /// The place of a stream; one that is new follows nothing.
+    pub(super) fn member(&mut self, id: StreamId, raw: &Arc<RawStream>) -> Member {
+        self.place(raw).unwrap_or_else(|| self.add(id, raw, false))
+    }
+
+    fn place(&self, raw: &RawStream) -> Option<Member> {
+        let place = self.streams.iter().position(|each| each.raw.handle() == raw.handle())?;
+        Some(Member(place as u32))
+    }
+
+    fn add(&mut self, id: StreamId, raw: &Arc<RawStream>, is_marked: bool) -> Member {
+        let raw = Arc::clone(raw);
+        self.streams.push(CapturedStream { id, raw, is_marked, clock: Vec::new() });
+        Member(self.streams.len() as u32 - 1)
+    }
+
+    /// Adds a stream that the runtime is about to capture: from now on, other threads are refused to queue on it.
+    pub(super) fn begin(&mut self, id: StreamId, raw: &Arc<RawStream>) -> DriverResult<Member> {
+        if let Some(member) = self.place(raw) {
+            return Ok(member);
+        }
+        raw.begin_capture()?;
+        Ok(self.add(id, raw, true))
+    }
+
+    /// All streams, the one that the capture began on first.
+    pub(super) fn members(&self) -> impl Iterator<Item = (Member, &Arc<RawStream>)> {
+        self.streams.iter().enumerate().map(|(place, each)| (Member(place as u32), &each.raw))
+    }
+
+    /// The place of a stream that is known.
+    pub(super) fn member_of(&self, id: StreamId) -> Option<Member> {
+        let place = self.streams.iter().position(|each| each.id == id)?;
+        Some(Member(place as u32))
+    }
+
+    fn count(&self, of: Member, at: Member) -> u64 {
+        let clock = &self.streams[at.0 as usize].clock;
+        clock.get(of.0 as usize).copied().unwrap_or(0)
+    }
+
+    fn set_count(&mut self, of: Member, at: Member, count: u64) {
+        let clock = &mut self.streams[at.0 as usize].clock;
+        if clock.len() <= of.0 as usize {
+            clock.resize(of.0 as usize + 1, 0);
+        }
+        clock[of.0 as usize] = count;
+    }
+
+    /// The point of what is queued on a stream now.
+    pub(super) fn point(&mut self, member: Member) -> Point {
+        let count = self.count(member, member) + 1;
+        self.set_count(member, member, count);
+        Point { member, count }
+    }
+
+    /// Whether later work of `member` follows the points.
+    pub(super) fn covers(&self, member: Member, points: &Points) -> bool {
+        points.iter().all(|point| self.covers_point(member, *point))
+    }
+
+    fn covers_point(&self, member: Member, point: Point) -> bool {
+        self.count(point.member, member) >= point.count
+    }
+
+    /// Makes later work of `member` follow the points, by waits inside the capture.
+    pub(super) fn follow(
+        &mut self,
+        driver: &dyn Driver,
+        member: Member,
+        points: &Points,
+    ) -> DriverResult<()> {
+        for point in points {
+            if !self.covers_point(member, *point) {
+                self.wait(driver, member, point.member)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes later work of `member` follow everything that is queued on `other`.
+    pub(super) fn wait(
+        &mut self,
+        driver: &dyn Driver,
+        member: Member,
+        other: Member,
+    ) -> DriverResult<()> {
+        if member == other {
+            return Ok(());
+        }
+        let handle = |of: Member| self.streams[of.0 as usize].raw.handle();
+        let (waiting, awaited) = (handle(member), handle(other));
+        let event = driver.event_create()?;
+        let queued = driver
+            .event_record(event, awaited)
+            .and_then(|()| driver.stream_wait_event(waiting, event));
+        #[allow(unsafe_code)]
+        // SAFETY: made here, and not used any more. What was captured does not need the event.
+        let destroyed = unsafe { driver.event_destroy(event) };
+        queued?;
+        for of in 0..self.streams.len() as u32 {
+            let known = self.count(Member(of), other).max(self.count(Member(of), member));
+            self.set_count(Member(of), member, known);
+        }
+        destroyed
+    }
+
+    /// The capture has ended: its streams are ordinary ones again.
+    pub(super) fn end(&self) {
+        self.streams.iter().filter(|each| each.is_marked).for_each(|each| each.raw.end_capture());
+    }
+}
+
+/// The uses of one block inside one capture.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CapturedUses {
+    writes: Points,
+    reads: Points,
+}
+
+impl CapturedUses {
+    /// A block whose only use is its allocation.
+    pub(super) fn since(allocation: Point) -> Self {
+        Self { writes: SmallVec::from_slice(&[allocation]), reads: Points::new() }
+    }
+
+    /// The points that a new use follows.
+    pub(super) fn before(&self, access: Access) -> Points {
+        let mut points = self.writes.clone();
+        if access.writes() {
+            self.reads.iter().for_each(|read| add_point(&mut points, *read));
+        }
+        points
+    }
+
+    /// Adds unannounced work of the block's own stream.
+    pub(super) fn add_write(&mut self, point: Point) {
+        add_point(&mut self.writes, point);
+    }
+
+    /// Adds a finished use. A write replaces what its stream follows: who follows the write follows that too.
+    pub(super) fn finish(
+        &mut self,
+        order: &CapturedOrder,
+        member: Member,
+        point: Point,
+        access: Access,
+    ) {
+        if !access.writes() {
+            add_point(&mut self.reads, point);
+            return;
+        }
+        self.writes.retain(|known| !order.covers_point(member, *known));
+        self.reads.retain(|known| !order.covers_point(member, *known));
+        add_point(&mut self.writes, point);
+    }
+}

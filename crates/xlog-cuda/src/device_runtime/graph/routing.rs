@@ -1,0 +1,239 @@
+//! The runtime's calls while captures are open or graphs have memory.
+//!
+//! A call on a captured stream goes to the arena of its capture. A use of a block that lies in an arena becomes a use of its chunk. Every other call is
+//! forwarded to the resource. Without captures and graphs the runtime calls the resource directly.
+
+use std::time::Instant;
+
+use super::CaptureError;
+use super::arena::Place;
+use super::captured::CapturedUse;
+use super::registry::GraphRegistry;
+use crate::device_runtime::budget::BudgetReservation;
+use crate::device_runtime::resource::{
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    ResourceError, ResourceResult, StreamId,
+};
+
+impl DeviceMemoryResource for GraphRegistry {
+    fn allocate(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        self.sweep();
+        match self.capture_of(stream)? {
+            Some(capture) => self.allocate_captured(&capture, bytes, MIN_ALIGN, stream, tag),
+            None => self.inner.allocate(bytes, stream, tag),
+        }
+    }
+
+    fn allocate_aligned(
+        &self,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        match self.capture_of(stream)?.filter(|_| align.is_power_of_two()) {
+            Some(capture) => self.allocate_captured(&capture, bytes, align, stream, tag),
+            None => self.inner.allocate_aligned(bytes, align, stream, tag),
+        }
+    }
+
+    // The arena was charged to the budget: a block inside it needs no reservation.
+    fn allocate_reserved(
+        &self,
+        reservation: &mut BudgetReservation,
+        bytes: usize,
+        align: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        match self.capture_of(stream)? {
+            Some(capture) => self.allocate_captured(&capture, bytes, align, stream, tag),
+            None => self.inner.allocate_reserved(reservation, bytes, align, stream, tag),
+        }
+    }
+
+    fn allocate_batch(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<Vec<DeviceBlock>> {
+        if self.capture_of(stream)?.is_none() {
+            return self.inner.allocate_batch(sizes, stream, tag);
+        }
+        let mut blocks = Vec::with_capacity(sizes.len());
+        for &bytes in sizes {
+            match self.allocate(bytes, stream, tag) {
+                Ok(block) => blocks.push(block),
+                Err(error) => {
+                    let _ = self.deallocate_batch(blocks);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(blocks)
+    }
+
+    fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
+        self.sweep();
+        let id = BlockId::from_block(&block);
+        if let Some(place) = self.find(block.ptr) {
+            if place.arena.free(id)? {
+                self.release_idle(&place.arena);
+            }
+            return Ok(());
+        }
+        match self.capture_of_member(block.alloc_stream) {
+            Some(capture) if self.inner.block_state(id) == BlockState::Live => {
+                capture.arena.defer_free(block)
+            }
+            _ => self.inner.deallocate(block),
+        }
+    }
+
+    fn device_ordinal(&self) -> u32 {
+        self.inner.device_ordinal()
+    }
+
+    fn bytes_outstanding(&self) -> usize {
+        self.inner.bytes_outstanding()
+    }
+
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        Some(&*self.inner)
+    }
+
+    fn reap_pending(&self) -> ResourceResult<()> {
+        self.sweep();
+        self.inner.reap_pending()
+    }
+
+    fn reap_completed(&self) -> ResourceResult<()> {
+        self.sweep();
+        self.inner.reap_completed()
+    }
+
+    fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
+        let id = BlockId::from_block(block);
+        if self.capture_of(use_stream)?.is_some() {
+            self.prepare_block_use(id, use_stream, Access::ReadWrite)?;
+            return self.finish_block_use(id, use_stream, Access::ReadWrite);
+        }
+        match self.find(block.ptr).map(|place| place.arena.place(id, place.index)).transpose()? {
+            Some(Place::Outside(chunk)) => {
+                let chunk = DeviceBlock {
+                    ptr: chunk.ptr,
+                    generation: chunk.generation,
+                    alloc_stream: chunk.alloc_stream,
+                    ..*block
+                };
+                self.inner.record_block_use(&chunk, use_stream)
+            }
+            Some(Place::Captured) => {
+                let generation = block.generation;
+                Err(CaptureError::NotCaptured { stream: use_stream, generation }.into())
+            }
+            Some(Place::Chunk) | None => self.inner.record_block_use(block, use_stream),
+        }
+    }
+
+    fn prepare_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        if let Some(capture) = self.capture_of(use_stream)? {
+            let used = self.captured_use(&capture, block, use_stream, access)?;
+            return capture.arena.prepare(used, self.on_stream(use_stream)?);
+        }
+        let Some(place) = self.find(block.ptr) else {
+            return self.inner.prepare_block_use(block, use_stream, access);
+        };
+        match place.arena.place(block, place.index)? {
+            Place::Chunk => self.inner.prepare_block_use(block, use_stream, access),
+            Place::Captured => {
+                let generation = block.generation;
+                Err(CaptureError::NotCaptured { stream: use_stream, generation }.into())
+            }
+            Place::Outside(chunk) => {
+                self.inner.prepare_block_use(chunk, use_stream, access)?;
+                place.arena.open_outside(block).inspect_err(|_| {
+                    let _ = self.inner.finish_block_use(chunk, use_stream, access);
+                })
+            }
+        }
+    }
+
+    fn finish_block_use(
+        &self,
+        block: BlockId,
+        use_stream: StreamId,
+        access: Access,
+    ) -> ResourceResult<()> {
+        self.finish_block_uses(&[(block, access)], use_stream)
+    }
+
+    fn finish_block_uses(
+        &self,
+        uses: &[(BlockId, Access)],
+        use_stream: StreamId,
+    ) -> ResourceResult<()> {
+        let mut outcome = Ok(());
+        let mut outside: Vec<(BlockId, Access)> = Vec::with_capacity(uses.len());
+        for &(block, access) in uses {
+            // A capture that has the use open may be broken, so the stream does not tell.
+            match self.capture_with_use(block, use_stream) {
+                Some(capture) => {
+                    let used = CapturedUse { block, access, outside: None };
+                    outcome = outcome.and(capture.arena.finish(used, self.on_stream(use_stream)?));
+                }
+                None => outside.push((block, access)),
+            }
+        }
+        match outside.is_empty() {
+            true => outcome,
+            false => outcome.and(self.finish_outside(&outside, use_stream)),
+        }
+    }
+
+    fn block_state(&self, block: BlockId) -> BlockState {
+        let place = self.find(block.ptr);
+        match place.and_then(|place| place.arena.block_state(block)) {
+            Some(state) => state,
+            None => self.inner.block_state(block),
+        }
+    }
+
+    fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        let Some(place) = self.find(block.ptr) else { return self.inner.while_live(block, work) };
+        match place.arena.place(block, place.index)? {
+            Place::Chunk => self.inner.while_live(block, work),
+            Place::Outside(chunk) => self.inner.while_live(chunk, work),
+            Place::Captured => match place.arena.chunk_of(block) {
+                Some(chunk) => self.inner.while_live(chunk, work),
+                None => Err(ResourceError::UseAfterFree { generation: block.generation }),
+            },
+        }
+    }
+
+    fn trim(&self) -> ResourceResult<usize> {
+        self.sweep();
+        self.inner.trim()
+    }
+
+    fn trim_under_pressure(&self) -> ResourceResult<usize> {
+        self.sweep();
+        self.inner.trim_under_pressure()
+    }
+
+    fn return_idle(&self, now: Instant) -> ResourceResult<usize> {
+        self.sweep();
+        self.inner.return_idle(now)
+    }
+}

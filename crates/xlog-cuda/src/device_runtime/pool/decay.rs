@@ -1,0 +1,72 @@
+//! Decay: memory that no request has needed for a while goes back to the device.
+//!
+//! The pool counts how each request was served. If none was served from outside the magazines for `idle_decay`, the free
+//! ranges were idle all that time: those whose work has completed are returned, down to `release_threshold`. If there was no
+//! request at all, the magazines are flushed first. So a busy pool keeps its cache, and a quiet one gives it back. The fast
+//! path does nothing for this.
+
+use std::time::{Duration, Instant};
+
+use super::PoolResource;
+use crate::device_runtime::logging::ServedBy;
+use crate::device_runtime::resource::ResourceResult;
+
+/// The thread of a runtime looks this often within the decay.
+const LOOKS: u32 = 4;
+
+/// What was counted at the last look, and since when it has not changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LastLook {
+    counted: Counted,
+    since: Instant,
+}
+
+/// Requests so far: all, and those that needed memory outside the magazines.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Counted {
+    all: u64,
+    uncached: u64,
+}
+
+impl LastLook {
+    pub(super) fn new() -> Self {
+        Self { counted: Counted::default(), since: Instant::now() }
+    }
+}
+
+impl PoolResource {
+    /// The time after which free memory goes back; `None` without a decay, and for segments whose return waits for the device.
+    fn decay_time(&self) -> Option<Duration> {
+        self.config.idle_decay.filter(|_| !self.return_waits())
+    }
+
+    /// How often [`Self::return_idle_at`] should be called; `None` without a decay.
+    pub(super) fn decay_interval(&self) -> Option<Duration> {
+        self.decay_time().map(|idle| (idle / LOOKS).max(Duration::from_millis(1)))
+    }
+
+    /// Returns memory that has been idle for `idle_decay` at `now`, if that is configured. Returns the number of bytes.
+    pub(super) fn return_idle_at(&self, now: Instant) -> ResourceResult<usize> {
+        let Some(idle) = self.decay_time() else { return Ok(0) };
+        let keep = self.config.release_threshold;
+        if self.reserve.segments.reserved() <= keep as u64 {
+            return Ok(0);
+        }
+        let sources = self.arenas.counts().0.sources.0;
+        let all = sources.iter().sum();
+        let counted = Counted { all, uncached: all - sources[ServedBy::Magazine as usize] };
+        let mut last = self.last_look.lock();
+        let is_quiet = last.counted.all == counted.all;
+        if last.counted.uncached != counted.uncached {
+            last.since = now;
+        }
+        last.counted = counted;
+        let since = last.since;
+        drop(last);
+        if now.saturating_duration_since(since) < idle {
+            return Ok(0);
+        }
+        // Magazines stay where they serve.
+        self.trim_idle(keep, is_quiet || idle.is_zero())
+    }
+}

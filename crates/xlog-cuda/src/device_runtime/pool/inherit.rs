@@ -1,0 +1,129 @@
+//! Memory with pending work for a block whose every use is prepared.
+//!
+//! Such a block may inherit what its memory still waits for: the dependencies become outstanding writes of the new block, and
+//! its first prepare makes the use's stream wait for them. Often that stream is ordered after them already, and no wait is
+//! queued. No stream waits at the allocation, so the pool need not grow for a host that runs ahead of its streams.
+//!
+//! Two sources, each for exactly the size of the request, since a remainder would have no stream that is ordered after it:
+//! - a freed block that other streams still use, of the same size: its outstanding uses are the dependencies;
+//! - a part of a free range of another stream: the stamp of that range is the dependency.
+//!
+//! The race detector sees no end and no begin of a block of the first kind: no stream is ordered after all its uses. A missing
+//! wait shows as a race between the uses themselves.
+
+use smallvec::SmallVec;
+
+use super::arena::Suballocation;
+use super::slow_path::SlowPath;
+use super::tlsf::{BoundedFit, Range, SMALL};
+use crate::device_runtime::logging::ServedBy;
+use crate::stream::RawStream;
+
+/// Work that a block's first use must follow: a stream and its stamp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Dependency {
+    pub(super) slot: u32,
+    pub(super) stamp: u64,
+}
+
+/// What a block inherits with its memory.
+#[derive(Debug, Default)]
+pub(super) struct Inherited {
+    pub(super) dependencies: SmallVec<[Dependency; 2]>,
+    /// The slot of the stream that the race detector sees the block begin on; `None` if the detector sees the block before
+    /// go on.
+    pub(super) begins_on: Option<u32>,
+}
+
+impl SlowPath<'_> {
+    /// Serves the request from memory with pending work, which the block inherits. Small blocks are served otherwise.
+    pub(super) fn inherit(&mut self) -> Option<Suballocation> {
+        let reuse = self.pool.config.reuse;
+        if !self.is_tracked || self.size < SMALL || self.pool.sanitizer.is_some() {
+            return None;
+        }
+        let deferred = if reuse.opportunistic { self.inherit_deferred() } else { None };
+        deferred.or_else(|| if reuse.insert_waits { self.inherit_range() } else { None })
+    }
+
+    /// Takes the memory of a freed block that other streams still use.
+    fn inherit_deferred(&mut self) -> Option<Suballocation> {
+        let pool = self.pool;
+        let (tracker, table) = (&pool.tracker, &pool.tracker.table);
+        let _reaper = pool.deferred_frees.try_reaper_lock()?;
+        let generation = pool.deferred_frees.remove_first(|generation| {
+            table.at(generation).is_some_and(|meta| {
+                meta.bytes() as u64 == self.size && meta.ptr().is_multiple_of(self.align)
+            })
+        })?;
+        // No other thread ends it while the reaper lock is held.
+        let meta = table.at(generation)?;
+        let slot = meta.owner();
+        let (Some(stream), Some(arena)) = (tracker.streams.at(slot), pool.arenas.get(slot)) else {
+            pool.deferred_frees.keep_failed(generation);
+            return None;
+        };
+        let uses = meta.with_uses(|uses| uses.copy_outstanding());
+        let streams = uses.iter().filter_map(|entry| tracker.streams.at(entry.slot));
+        let can_wait = |stream: &RawStream| stream.check_not_capturing("pool allocate").is_ok();
+        let removed = streams.map(|stream| &**stream).chain([&**stream]).all(can_wait).then(|| {
+            arena.with(|arena| {
+                let range = arena.tlsf.remove_allocated(meta.node())?;
+                arena.counts.retired = arena.counts.retired.wrapping_sub(1);
+                Some(range)
+            })
+        });
+        let Some(range) = removed.flatten() else {
+            if !pool.deferred_frees.defer(generation) {
+                pool.deferred_frees.keep_failed(generation);
+            }
+            return None;
+        };
+        let pending = meta.with_uses(|uses| uses.take_outstanding(&tracker.streams));
+        meta.end();
+        table.free_slots([generation.slot()]);
+        // The free is work of the own stream, after all that this has queued.
+        let own = Dependency { slot, stamp: stream.clock().now() };
+        let used = pending.iter().map(|entry| Dependency { slot: entry.slot, stamp: entry.stamp });
+        self.inherited =
+            Some(Inherited { dependencies: used.chain([own]).collect(), begins_on: None });
+        self.insert_inherited(range)
+    }
+
+    /// Takes a part of a free range of another stream.
+    fn inherit_range(&mut self) -> Option<Suballocation> {
+        let (pool, own) = (self.pool, self.owner.clock().slot());
+        let fit = BoundedFit { bytes: self.size, maximum: self.size, align: self.align };
+        let mut found = None;
+        pool.arenas.scan(|slot, arena| {
+            let Some(stream) = pool.tracker.streams.at(slot) else { return };
+            if found.is_some()
+                || slot == own
+                || !arena.tlsf.may_hold(self.size)
+                || stream.check_not_capturing("pool allocate").is_err()
+            {
+                return;
+            }
+            // Exactly the size of the request: that is the maximum too.
+            let taken = arena.tlsf.allocate_if(fit, &mut |_| true);
+            let removed = taken.and_then(|taken| arena.tlsf.remove_allocated(taken.node));
+            found = removed.map(|range| (slot, range));
+        });
+        let (slot, range) = found?;
+        self.inherited = Some(Inherited {
+            dependencies: SmallVec::from_iter([Dependency { slot, stamp: range.stamp }]),
+            begins_on: Some(slot),
+        });
+        self.insert_inherited(range)
+    }
+
+    /// Gives all of a range to the stream's own arena as allocated memory.
+    fn insert_inherited(&mut self, range: Range) -> Option<Suballocation> {
+        let inserted = self.arena.with(|arena| arena.insert_allocated(range, ServedBy::Covered));
+        if inserted.is_none() {
+            // The arena has no node left: the memory goes back once its work is complete.
+            self.inherited = None;
+        }
+        inserted
+    }
+}

@@ -1,0 +1,225 @@
+//! Segments whose takes and returns are told to watchers, such as a log.
+//!
+//! Watchers are told after the driver's call and without a lock. A ticket is drawn before memory is returned, so that a watcher can put
+//! the return before whatever is taken at these addresses meanwhile.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use xlog_base::Mutex;
+
+use super::super::super::resource::{
+    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceResult, SegmentRange, SegmentWatcher,
+    StreamId,
+};
+use super::account::Account;
+use super::{Remap, Segments, Span, SpanRequest, round_up};
+
+/// Segments of any kind, with watchers.
+pub(crate) struct WatchedSegments {
+    inner: Box<dyn Segments>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Ends of the ranges that are held, by their first address.
+    held: BTreeMap<u64, u64>,
+    watchers: Vec<Weak<dyn SegmentWatcher>>,
+}
+
+/// A watcher and its ticket.
+type Ticket = (Arc<dyn SegmentWatcher>, u64);
+
+impl State {
+    fn alive(&mut self) -> Vec<Arc<dyn SegmentWatcher>> {
+        self.watchers.retain(|watcher| watcher.strong_count() > 0);
+        self.watchers.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Removes a range, which may be a part of a held one, or several.
+    fn remove(&mut self, start: u64, end: u64) {
+        while let Some((&first, &last)) =
+            self.held.range(..end).next_back().filter(|(_, last)| **last > start)
+        {
+            self.held.remove(&first);
+            if first < start {
+                self.held.insert(first, start);
+            }
+            if last > end {
+                self.held.insert(end, last);
+            }
+        }
+    }
+}
+
+impl WatchedSegments {
+    /// Watches over `inner`, which holds no memory yet.
+    pub(crate) fn new(inner: Box<dyn Segments>) -> Self {
+        Self { inner, state: Mutex::new(State::default()) }
+    }
+
+    /// What the device gave for a span: some kinds do not hand out the last unit.
+    fn range(&self, span: Span) -> SegmentRange {
+        let bytes = round_up(span.bytes, self.inner.granularity()).unwrap_or(span.bytes);
+        SegmentRange { ptr: span.ptr, bytes }
+    }
+
+    fn tickets(&self) -> Vec<Ticket> {
+        let watchers = self.state.lock().alive();
+        let ticket = |watcher: Arc<dyn SegmentWatcher>| {
+            let ticket = watcher.ticket();
+            (watcher, ticket)
+        };
+        watchers.into_iter().map(ticket).collect()
+    }
+
+    fn taken(&self, span: Span) {
+        let range = self.range(span);
+        let watchers = {
+            let mut state = self.state.lock();
+            state.held.insert(range.ptr, range.ptr.saturating_add(range.bytes));
+            state.alive()
+        };
+        for watcher in watchers {
+            watcher.taken(range);
+        }
+    }
+
+    fn returned(&self, spans: &[Span], tickets: &[Ticket]) {
+        for &span in spans {
+            let range = self.range(span);
+            self.state.lock().remove(range.ptr, range.ptr.saturating_add(range.bytes));
+            for (watcher, ticket) in tickets {
+                watcher.returned(range, *ticket);
+            }
+        }
+    }
+}
+
+impl Segments for WatchedSegments {
+    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
+        self.inner.inner_resource()
+    }
+
+    fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
+        let span = self.inner.grow(bytes, stream)?;
+        self.taken(span);
+        Ok(span)
+    }
+
+    fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
+        let tickets = self.tickets();
+        let (gone, outcome) = self.inner.release(idle, bytes);
+        self.returned(&gone, &tickets);
+        (gone, outcome)
+    }
+
+    fn plan(&self, idle: &[Span], request: SpanRequest) -> Option<Remap> {
+        self.inner.plan(idle, request)
+    }
+
+    fn defragment(
+        &self,
+        idle: &[Span],
+        request: SpanRequest,
+        stream: StreamId,
+    ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
+        let tickets = self.tickets();
+        let (span, taken, outcome) = self.inner.defragment(idle, request, stream);
+        // Parts that stay where they are have neither gone nor come.
+        let stay: Vec<Span> = span.iter().copied().collect();
+        let gone: Vec<Span> = taken.iter().flat_map(|&part| without(part, &stay)).collect();
+        self.returned(&gone, &tickets);
+        for part in span.iter().flat_map(|&span| without(span, &taken)) {
+            self.taken(part);
+        }
+        (span, taken, outcome)
+    }
+
+    fn can_move(&self) -> bool {
+        self.inner.can_move()
+    }
+
+    fn reclaim(&self) -> ResourceResult<()> {
+        self.inner.reclaim()
+    }
+
+    fn is_stream_ordered(&self) -> bool {
+        self.inner.is_stream_ordered()
+    }
+
+    fn account(&self) -> &Account {
+        self.inner.account()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.inner.reserved()
+    }
+
+    fn segment_count(&self) -> usize {
+        self.inner.segment_count()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn granularity(&self) -> u64 {
+        self.inner.granularity()
+    }
+
+    fn set_limit(&self, bytes: u64) {
+        self.inner.set_limit(bytes);
+    }
+
+    fn limit(&self) -> u64 {
+        self.inner.limit()
+    }
+
+    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
+        self.inner.meter_physical(meter)
+    }
+
+    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
+        self.inner.cap_physical(cap)
+    }
+
+    fn watch(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
+        let held: Vec<_> = {
+            let mut state = self.state.lock();
+            state.watchers.push(watcher.clone());
+            state.held.iter().map(|(&ptr, &end)| SegmentRange { ptr, bytes: end - ptr }).collect()
+        };
+        if let Some(watcher) = watcher.upgrade() {
+            for range in held {
+                watcher.taken(range);
+            }
+        }
+        true
+    }
+}
+
+/// The parts of `span` that are in none of `others`, which are sorted and do not overlap.
+fn without(span: Span, others: &[Span]) -> Vec<Span> {
+    let mut parts = Vec::new();
+    let mut start = span.ptr;
+    let mut add = |start: u64, end: u64| {
+        if start < end {
+            parts.push(Span { ptr: start, bytes: end - start });
+        }
+    };
+    for other in others.iter().filter(|other| other.ptr < span.end() && span.ptr < other.end()) {
+        add(start, other.ptr);
+        start = other.end();
+    }
+    add(start, span.end());
+    parts
+}
+
+impl fmt::Debug for WatchedSegments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

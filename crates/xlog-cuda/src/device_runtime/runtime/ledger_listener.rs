@@ -1,0 +1,184 @@
+//! The listener of a runtime in a ledger: returns cached memory when another process asks for it, and publishes what the runtime holds.
+//!
+//! A thread that waits on a word of the ledger's mapping. It exists while the runtime holds memory of the device: the first physical
+//! byte starts it, and it ends when there is none. Allocations do no work for it.
+//!
+//! Invariant: while the runtime holds memory and has a listener, its slot publishes, and every ask is heard. So the thread that takes
+//! the first byte publishes before it starts the listener, and the listener withdraws only if there is no memory.
+//!
+//! - *Ask*: it trims what has completed, publishes what is left, and answers. Memory whose work is still running is announced, so that
+//!   the other process asks again.
+//! - *Otherwise* it publishes cached and pending bytes once a second, and the largest tags as well while a viewer watches.
+//!
+//! What it publishes is for display. A failure to start the thread means that other processes do not wait for this one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use xlog_base::Mutex;
+use xlog_ledger::{AskListener, Heard, Ledger};
+
+use super::report::catch_panic;
+use crate::device_runtime::budget::BudgetHandle;
+use crate::device_runtime::resource::DeviceMemoryResource;
+use crate::device_runtime::statistics::Statistics;
+
+/// The interval of publications while a viewer watches.
+const WATCHED: Duration = Duration::from_millis(200);
+/// The interval of publications otherwise.
+const UNWATCHED: Duration = Duration::from_secs(1);
+/// The maximum number of published tags.
+const MAX_TAGS: usize = 8;
+
+/// The listener of one runtime. It ends with [`Listener::end`], at the latest with the process.
+pub(crate) struct Listener {
+    ledger: Arc<Ledger>,
+    resource: Weak<dyn DeviceMemoryResource + Send + Sync>,
+    budget: BudgetHandle,
+    statistics: Statistics,
+    /// The process that it belongs to: a forked child has no such thread.
+    process: u32,
+    is_over: AtomicBool,
+    is_running: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Listener {
+    pub(super) fn new(
+        ledger: Arc<Ledger>,
+        resource: &Arc<dyn DeviceMemoryResource + Send + Sync>,
+        budget: BudgetHandle,
+        statistics: Statistics,
+    ) -> Self {
+        Self {
+            ledger,
+            resource: Arc::downgrade(resource),
+            budget,
+            statistics,
+            process: std::process::id(),
+            is_over: AtomicBool::new(false),
+            is_running: AtomicBool::new(false),
+            thread: Mutex::new(None),
+        }
+    }
+
+    /// Starts the thread, unless it runs.
+    #[inline]
+    pub(crate) fn start(self: &Arc<Self>) {
+        if !self.is_running.load(Ordering::SeqCst) {
+            self.start_thread();
+        }
+    }
+
+    #[cold]
+    fn start_thread(self: &Arc<Self>) {
+        if std::process::id() != self.process {
+            return;
+        }
+        let mut thread = self.thread.lock();
+        let is_over = self.is_over.load(Ordering::SeqCst);
+        if is_over || self.is_running.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let listener = self.clone();
+        let asks = AskListener::new(self.ledger.clone());
+        self.ledger.publish_memory(0, 0);
+        let named = thread::Builder::new().name("xlog-ledger".to_owned());
+        *thread = named.spawn(move || listener.listen(asks)).ok();
+        if thread.is_none() {
+            self.ledger.withdraw_memory();
+            self.is_running.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Ends the thread, and waits until it has. Nothing is trimmed or published from then on.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        // In a forked child the lock may be held for ever.
+        if std::process::id() != self.process {
+            return;
+        }
+        let Some(thread) = self.thread.lock().take() else { return };
+        self.ledger.wake_listeners();
+        // A resource that ends on its own listener's thread.
+        if thread.thread().id() != thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::SeqCst)
+    }
+
+    fn listen(&self, mut asks: AskListener<Arc<Ledger>>) {
+        let is_over = || self.is_over() || self.ledger.used() == 0;
+        let mut interval = Duration::ZERO;
+        loop {
+            match asks.wait(interval, is_over) {
+                Heard::Ask => asks.answer(self.return_cached()),
+                Heard::Closed => return self.is_running.store(false, Ordering::SeqCst),
+                _ if is_over() => {
+                    if self.has_stopped() {
+                        return;
+                    }
+                }
+                _ => interval = self.publish(),
+            }
+        }
+    }
+
+    /// Ends the listener, unless the runtime has taken memory meanwhile. Returns whether it has ended.
+    ///
+    /// A thread that takes memory reads `is_running` after it has counted the bytes; this one reads the bytes after it has cleared
+    /// `is_running`. So either this listener goes on, or that thread starts another one, after the lock is free.
+    fn has_stopped(&self) -> bool {
+        let _starting = self.thread.lock();
+        self.is_running.store(false, Ordering::SeqCst);
+        if !self.is_over() && self.ledger.used() > 0 {
+            self.is_running.store(true, Ordering::SeqCst);
+            return false;
+        }
+        self.ledger.withdraw_memory();
+        true
+    }
+
+    /// Returns cached memory to the device. Returns whether more can be returned once work on streams has completed.
+    fn return_cached(&self) -> bool {
+        let Some(resource) = self.resource.upgrade() else { return false };
+        let returned = catch_panic(|| {
+            // A failure stays with its blocks, and is returned by the next reap of the user.
+            let _ = resource.reap_completed();
+            let _ = resource.trim_under_pressure();
+            let held = resource.memory_use().unwrap_or_default();
+            self.ledger.publish_memory(held.cached as u64, held.pending as u64);
+            held.pending > 0
+        });
+        returned.unwrap_or(false)
+    }
+
+    /// Publishes what the runtime holds. Returns when to do so again.
+    fn publish(&self) -> Duration {
+        let Some(resource) = self.resource.upgrade() else { return UNWATCHED };
+        // Not `memory_use`, which visits every free range, and no driver call: the process may be at its end.
+        if let Some(outstanding) = catch_panic(|| resource.bytes_outstanding()) {
+            let cached = self.ledger.used().saturating_sub(outstanding as u64);
+            self.ledger.publish_memory(cached, self.budget.pending_bytes() as u64);
+        }
+        if !self.ledger.is_watched() {
+            return UNWATCHED;
+        }
+        let by_tag = self.statistics.snapshot().by_tag;
+        let largest = by_tag.iter().take(MAX_TAGS);
+        self.ledger.publish_tags(largest.map(|(tag, usage)| (tag.0, usage.current_bytes as u64)));
+        WATCHED
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let is_running = self.is_running.load(Ordering::Relaxed);
+        f.debug_struct("Listener").field("is_running", &is_running).finish_non_exhaustive()
+    }
+}
