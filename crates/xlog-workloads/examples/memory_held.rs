@@ -1,7 +1,9 @@
-//! Memory that the pool holds of the device, against what the work asks for.
+//! Memory that a resource holds of the device, against what the work asks for.
 //!
-//!     cargo run --release -p xlog-workloads --example memory_held [-- [--device SPEC] [FILTER | LOG.csv ...]]
+//!     cargo run --release -p xlog-workloads --example memory_held [-- [--device SPEC] [--async] [FILTER | LOG.csv[.gz] ...]]
 //!
+//! The resource is the pool; `--async` takes the driver's own pool instead. For a log on a GPU both are measured, and the figures of
+//! PyTorch's own allocator are printed if the README.md beside the log has them.
 //! Each row prints the peak of reserved bytes divided by the peak of requested bytes, the time of an operation, and on the
 //! simulated device the driver calls: handles created, and handles unmapped. A log is a file of RMM's six columns; one thread
 //! replays it in the recorded order. Without a device the simulated one serves behind the plain driver seam, so that the time is
@@ -9,15 +11,19 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::unreachable)]
 
+#[path = "../tests/support/gzip.rs"]
+mod gzip;
+
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_base::SplitMix;
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
-    ResourceError, StreamId, StreamLease, StreamPool,
+    Access, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig,
+    PoolResource, ResourceError, StreamId, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::{Call, SimDevice};
 use xlog_trace::Format;
@@ -27,11 +33,20 @@ use xlog_workloads::{RandomAllocations, Target};
 const TAG: AllocTag = AllocTag("held");
 const MIB: u64 = 1 << 20;
 
-/// A pool with its streams, and the peaks so far.
+/// What the rows run on.
+#[derive(Clone, Copy)]
+struct Setup<'a> {
+    /// The device; without one, a simulated one behind the plain driver seam.
+    spec: Option<&'a str>,
+    /// Whether the driver's own pool serves.
+    is_async: bool,
+}
+
+/// A resource with its streams, and the peaks so far.
 struct Held {
     sim: Option<Arc<SimDevice>>,
     streams: Vec<StreamLease>,
-    pool: PoolResource,
+    resource: Box<dyn DeviceMemoryResource>,
     requested: u64,
     peak_requested: u64,
     peak_reserved: u64,
@@ -40,7 +55,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(spec: Option<&str>, streams: usize) -> Self {
+    fn new(Setup { spec, is_async }: Setup<'_>, streams: usize) -> Self {
         let sim = spec.is_none().then(|| SimDevice::open(Default::default()).unwrap());
         let device = match (&sim, spec) {
             (None, Some(spec)) => Arc::new(CudaDevice::open(spec).unwrap()),
@@ -49,12 +64,17 @@ impl Held {
         };
         let pool_of_streams = Arc::new(StreamPool::new(device.clone(), streams));
         let leases = (0..streams).map(|_| pool_of_streams.lease().unwrap()).collect();
-        let config = PoolConfig::default();
-        let pool = PoolResource::new(device.clone(), device.ordinal(), pool_of_streams, config);
+        let ordinal = device.ordinal();
+        let resource: Box<dyn DeviceMemoryResource> = if is_async {
+            Box::new(AsyncCudaResource::new(device, ordinal, pool_of_streams))
+        } else {
+            let config = PoolConfig::default();
+            Box::new(PoolResource::new(device, ordinal, pool_of_streams, config).unwrap())
+        };
         Self {
             sim,
             streams: leases,
-            pool: pool.unwrap(),
+            resource,
             requested: 0,
             peak_requested: 0,
             peak_reserved: 0,
@@ -69,14 +89,14 @@ impl Held {
 
     fn allocate(&mut self, bytes: u64, stream: usize) -> Option<DeviceBlock> {
         self.operations += 1;
-        let block = match self.pool.allocate(bytes as usize, self.id(stream), TAG) {
+        let block = match self.resource.allocate(bytes as usize, self.id(stream), TAG) {
             Ok(block) => block,
             Err(ResourceError::OutOfMemory { .. }) => return None,
             Err(error) => panic!("{error}"),
         };
         self.requested += bytes;
         self.peak_requested = self.peak_requested.max(self.requested);
-        let reserved = self.pool.physical_bytes().unwrap_or(0) as u64;
+        let reserved = self.resource.physical_bytes().unwrap_or(0) as u64;
         self.peak_reserved = self.peak_reserved.max(reserved);
         Some(block)
     }
@@ -84,7 +104,7 @@ impl Held {
     fn free(&mut self, block: DeviceBlock, bytes: u64) {
         self.operations += 1;
         self.requested -= bytes;
-        self.pool.deallocate(block).unwrap();
+        self.resource.deallocate(block).unwrap();
     }
 
     fn print(&self, name: &str) -> f64 {
@@ -116,14 +136,14 @@ impl Target for Held {
 }
 
 /// Replays a log of RMM's columns.
-fn replay(spec: Option<&str>, name: &str, log: &str) {
+fn replay(setup: Setup<'_>, name: &str, log: &str) {
     let mut streams: HashMap<&str, usize> = HashMap::new();
     let rows: Vec<Vec<&str>> = log.lines().skip(1).map(|line| line.split(',').collect()).collect();
     for row in rows.iter().filter(|row| row.len() >= 6) {
         let next = streams.len();
         streams.entry(row[5]).or_insert(next);
     }
-    let mut held = Held::new(spec, streams.len().max(1));
+    let mut held = Held::new(setup, streams.len().max(1));
     let mut live: HashMap<&str, (DeviceBlock, u64)> = HashMap::new();
     for row in rows.iter().filter(|row| row.len() >= 6) {
         match row[2] {
@@ -148,22 +168,32 @@ fn replay(spec: Option<&str>, name: &str, log: &str) {
     live.into_values().for_each(|(block, bytes)| held.free(block, bytes));
 }
 
-fn generated(spec: Option<&str>, name: &str, kind: LogKind) {
-    let mut log = Vec::new();
-    write_log(kind, &LogSettings::default(), Format::RmmCsv, &mut log).unwrap();
-    replay(spec, name, &String::from_utf8(log).unwrap());
+/// Prints the figures of PyTorch's allocator: the last two columns of the log's row in the README.md beside it.
+fn print_pytorch(path: &Path, name: &str) {
+    let readme = std::fs::read_to_string(path.with_file_name("README.md")).unwrap_or_default();
+    let row = readme.lines().find(|line| line.starts_with(&format!("| `{name}`")));
+    let cells: Vec<&str> = row.unwrap_or_default().split('|').map(str::trim).collect();
+    if let [.., default, expandable, ""] = cells[..] {
+        println!("{name:<34} {default:>6} PyTorch, {expandable} with expandable segments");
+    }
 }
 
-fn random(spec: Option<&str>, name: &str, count: u64, max: u64) {
-    let mut held = Held::new(spec, 1);
+fn generated(setup: Setup<'_>, name: &str, kind: LogKind) {
+    let mut log = Vec::new();
+    write_log(kind, &LogSettings::default(), Format::RmmCsv, &mut log).unwrap();
+    replay(setup, name, &String::from_utf8(log).unwrap());
+}
+
+fn random(setup: Setup<'_>, name: &str, count: u64, max: u64) {
+    let mut held = Held::new(setup, 1);
     let Ok(_) = RandomAllocations::new(count, max * MIB).run(&mut held);
     held.print(name);
 }
 
-/// One thread over `streams` streams with random sizes: a live set of `slots` blocks, any of which is replaced. All work is
-/// complete.
-fn spread(spec: Option<&str>, name: &str, streams: usize, max: u64, slots: usize) -> f64 {
-    let mut held = Held::new(spec, streams);
+/// One thread over `streams` streams with random sizes up to `max` bytes: a live set of `slots` blocks, any of which is replaced. All
+/// work is complete.
+fn spread(setup: Setup<'_>, name: &str, streams: usize, max: u64, slots: usize) -> f64 {
+    let mut held = Held::new(setup, streams);
     let mut random = SplitMix::new(7);
     let mut live: Vec<Option<(DeviceBlock, u64)>> = (0..slots).map(|_| None).collect();
     for _ in 0..40 * slots {
@@ -171,7 +201,7 @@ fn spread(spec: Option<&str>, name: &str, streams: usize, max: u64, slots: usize
         if let Some((block, bytes)) = live[at].take() {
             held.free(block, bytes);
         }
-        let bytes = 1 + random.below((max * MIB) as usize) as u64;
+        let bytes = 1 + random.below(max as usize) as u64;
         let stream = random.below(streams);
         live[at] = held.allocate(bytes, stream).map(|block| (block, bytes));
     }
@@ -182,8 +212,8 @@ fn spread(spec: Option<&str>, name: &str, streams: usize, max: u64, slots: usize
 
 /// Buffers of random sizes, each allocated on one of four streams, used on the next one, and freed. The host is
 /// at most 16 buffers ahead of the streams.
-fn handed_on(spec: Option<&str>, name: &str) {
-    let mut held = Held::new(spec, 4);
+fn handed_on(setup: Setup<'_>, name: &str) {
+    let mut held = Held::new(setup, 4);
     let mut random = SplitMix::new(11);
     let mut live: Vec<(DeviceBlock, u64)> = Vec::new();
     for step in 0..20_000_usize {
@@ -193,8 +223,8 @@ fn handed_on(spec: Option<&str>, name: &str) {
         let stream = step % 4;
         let Some(block) = held.allocate(bytes, stream) else { continue };
         let (id, next) = (BlockId::from_block(&block), held.id(stream + 1));
-        held.pool.prepare_block_use(id, next, Access::Read).unwrap();
-        held.pool.finish_block_use(id, next, Access::Read).unwrap();
+        held.resource.prepare_block_use(id, next, Access::Read).unwrap();
+        held.resource.finish_block_use(id, next, Access::Read).unwrap();
         live.push((block, bytes));
         if step % 16 == 0 {
             held.streams.iter().for_each(|stream| stream.stream().synchronize().unwrap());
@@ -214,10 +244,19 @@ fn main() {
         arguments.remove(at);
         arguments.remove(at)
     });
-    let spec = spec.as_deref();
-    let logs: Vec<String> = arguments.extract_if(.., |text| text.ends_with(".csv")).collect();
+    let is_async = arguments.extract_if(.., |text| text == "--async").count() > 0;
+    let setup = Setup { spec: spec.as_deref(), is_async };
+    let is_log = |text: &mut String| text.ends_with(".csv") || text.ends_with(".csv.gz");
+    let logs: Vec<String> = arguments.extract_if(.., is_log).collect();
     for log in &logs {
-        replay(spec, log, &std::fs::read_to_string(log).unwrap());
+        let path = Path::new(log);
+        let name = path.file_name().map_or(log.clone(), |name| name.to_string_lossy().into_owned());
+        let text = gzip::read_log(path);
+        replay(setup, &name, &text);
+        if spec.as_ref().is_some_and(|spec| spec.starts_with("cuda")) && !is_async {
+            replay(Setup { is_async: true, ..setup }, &format!("{name}, driver's pool"), &text);
+        }
+        print_pytorch(path, &name);
     }
     let filter = arguments.pop();
     let wants = |name: &str| {
@@ -226,7 +265,7 @@ fn main() {
     for kind in LogKind::ALL {
         let name = format!("log, {}", kind.name());
         if wants(&name) {
-            generated(spec, &name, kind);
+            generated(setup, &name, kind);
         }
     }
     for (count, max) in [1_000, 10_000, 100_000]
@@ -235,23 +274,23 @@ fn main() {
     {
         let name = format!("random, {count} to {max} MiB");
         if wants(&name) {
-            random(spec, &name, count, max);
+            random(setup, &name, count, max);
         }
     }
     if wants("handed on over 4 streams") {
-        handed_on(spec, "handed on over 4 streams");
+        handed_on(setup, "handed on over 4 streams");
     }
-    for max in [4, 16] {
-        let slots = (1434 / (max / 2)) as usize;
-        let names = [1, 16].map(|streams| format!("spread, {streams} streams to {max} MiB"));
-        if names.iter().any(|name| wants(name)) {
-            let [one, many] = [(1, &names[0]), (16, &names[1])]
-                .map(|(streams, name)| spread(spec, name, streams, max, slots));
-            println!(
-                "{:<34} {:6.3} operations per second against one stream",
-                names[1],
-                one / many
-            );
+    for max in [64, 1024, 4096, 16384] {
+        let slots = (1434 * 1024 / (max / 2)) as usize;
+        let mut of_one = None;
+        for streams in [1, 4, 16, 64] {
+            let name = format!("spread, {streams} streams to {max} KiB");
+            if !wants(&name) {
+                continue;
+            }
+            let per = spread(setup, &name, streams, max << 10, slots);
+            let one = *of_one.get_or_insert(per);
+            println!("{name:<34} {:6.3} operations per second against the first row", one / per);
         }
     }
 }

@@ -355,6 +355,68 @@ extern "C" __global__ void collect(const u64 *__restrict__ set, u64 places, u64 
     }
 }
 
+// A fixpoint whose lengths stay on the device: every buffer has a fixed capacity, and what does not fit is reported in the state.
+
+// Words of the state.
+#define PAIRS 0     // pairs that the round extends
+#define ENTRIES 1   // pairs in the set
+#define OVERFLOW 2  // not 0: something did not fit
+#define ROUNDS 3    // rounds that had pairs
+
+// How far a search goes in a set before it counts as full.
+#define MAX_PROBES 256
+
+// Begins a round: what the round before found is what this one extends.
+extern "C" __global__ void begin_round(u64 *state, u64 *found, u64 capacity) {
+    if (first() == 0) {
+        u64 pairs = *found < capacity ? *found : capacity;
+        if (*found > capacity) {
+            state[OVERFLOW] = 1;
+        }
+        state[PAIRS] = pairs;
+        state[ENTRIES] += *found;
+        state[ROUNDS] += pairs > 0;
+        *found = 0;
+    }
+}
+
+// Extends each pair by the edges that go on from it, and keeps what the set did not have.
+extern "C" __global__ void extend_pairs(const u64 *__restrict__ pairs, u64 *state, const u64 *__restrict__ table, u64 mask, u64 *set,
+                                        u64 set_mask, u64 *__restrict__ fresh, u64 *found, u64 capacity) {
+    u64 len = state[PAIRS];
+    for (u64 at = first(); at < len; at += stride()) {
+        u64 pair = pairs[at];
+        u32 key = (u32)pair;
+        for (u64 look = mix(key) & mask;; look = (look + 1) & mask) {
+            u64 entry = table[look];
+            if (entry == EMPTY) {
+                break;
+            }
+            if ((u32)(entry >> 32) != key) {
+                continue;
+            }
+            u64 value = pair >> 32 << 32 | (u32)entry;
+            u64 place = mix(value) & set_mask, there = 0;
+            u32 probes = 0;
+            for (; probes < MAX_PROBES; probes++) {
+                there = atomicCAS(&set[place], EMPTY, value);
+                if (there == EMPTY || there == value) {
+                    break;
+                }
+                place = (place + 1) & set_mask;
+            }
+            if (probes == MAX_PROBES) {
+                state[OVERFLOW] = 1;
+            } else if (there == EMPTY) {
+                u64 to = next_place(found);
+                if (to < capacity) {
+                    fresh[to] = value;
+                }
+            }
+        }
+    }
+}
+
 // Sort -------------------------------------------------------------------------------------------------------------------------
 
 static __device__ __forceinline__ u32 digit_of(u64 number, u32 shift) {

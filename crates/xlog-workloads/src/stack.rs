@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, DebugGuardResource, DeviceMemoryResource, DirectCudaResource,
+    AsyncCudaResource, Backtraces, DebugGuardResource, DeviceMemoryResource, DirectCudaResource,
     GlobalDeviceBudget, GuardSetting, LedgerMeter, LedgerPreview, LedgerSetting, LoggingResource,
     LoggingSink, PhysicalMeter, PoolConfig, PoolResource, PoolSnapshot, ResourceResult,
     RuntimeConfig, StreamPool, XlogDeviceRuntime,
@@ -97,6 +97,8 @@ pub struct StackOptions {
     pub guard: GuardSetting,
     /// Where every operation is logged, also uses.
     pub log: Option<Arc<dyn LoggingSink>>,
+    /// Which allocations are logged with the stack of their caller.
+    pub stacks: Backtraces,
     /// The maximum bytes of blocks.
     pub budget: Option<u64>,
     /// How many streams may be out at a time.
@@ -110,7 +112,7 @@ impl StackOptions {
     #[must_use]
     pub fn new(kind: StackKind) -> Self {
         let (guard, ledger) = (GuardSetting::Off, LedgerSetting::Off);
-        Self { kind, guard, log: None, budget: None, streams: 1, ledger }
+        Self { kind, guard, log: None, stacks: Backtraces::Off, budget: None, streams: 1, ledger }
     }
 }
 
@@ -120,6 +122,7 @@ impl fmt::Debug for StackOptions {
             .field("kind", &self.kind)
             .field("guard", &self.guard)
             .field("log", &self.log.is_some())
+            .field("stacks", &self.stacks)
             .field("budget", &self.budget)
             .field("streams", &self.streams)
             .field("ledger", &self.ledger)
@@ -150,7 +153,7 @@ impl Stack {
 
     /// Opens the device and builds the stack that the options describe.
     pub fn build(spec: DeviceSpec, options: StackOptions) -> Result<Self> {
-        let StackOptions { kind, guard, log, budget, streams, ledger } = options;
+        let StackOptions { kind, guard, log, stacks, budget, streams, ledger } = options;
         let device = Arc::new(CudaDevice::open_spec(spec)?);
         let ledger = join(&device, ledger)?.map(LedgerMeter::new);
         let ordinal = device.ordinal();
@@ -197,32 +200,32 @@ impl Stack {
         }
         // Over the budget, so that what it refuses is in the log.
         if let Some(sink) = log {
-            resource =
-                Arc::new(LoggingResource::new(Box::new(resource), sink).with_use_logging(true));
+            resource = Arc::new(
+                LoggingResource::new(Box::new(resource), sink)
+                    .with_use_logging(true)
+                    .with_segment_logging(true)
+                    .with_stacks(stacks),
+            );
         }
         Ok(Self { resource, pool, stream_ordered, metered, streams, device })
     }
 
     /// The device.
-    #[must_use]
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
     /// Its streams.
-    #[must_use]
     pub fn streams(&self) -> &Arc<StreamPool> {
         &self.streams
     }
 
     /// The top of the stack.
-    #[must_use]
     pub fn resource(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
         &*self.resource
     }
 
     /// A runtime of these parts. Each call makes one.
-    #[must_use]
     pub fn runtime(&self) -> Arc<XlogDeviceRuntime> {
         Arc::new(XlogDeviceRuntime::with_resource(
             Arc::clone(&self.device),
@@ -233,13 +236,11 @@ impl Stack {
     }
 
     /// How the pool stands, if it has one.
-    #[must_use]
     pub fn snapshot(&self) -> Option<PoolSnapshot> {
         self.pool.as_ref().map(|pool| pool.snapshot())
     }
 
     /// The bytes of the device that the stack holds; `None` when the driver does not say.
-    #[must_use]
     pub fn reserved(&self) -> Option<u64> {
         if let Some(metered) = &self.metered {
             return Some(metered.now.load(Ordering::Relaxed) as u64);
@@ -249,7 +250,6 @@ impl Stack {
     }
 
     /// The peak of the stack's physical bytes; `None` if the driver does not report it.
-    #[must_use]
     pub fn peak_reserved(&self) -> Option<u64> {
         if let Some(metered) = &self.metered {
             return Some(metered.peak.load(Ordering::Relaxed) as u64);

@@ -71,25 +71,13 @@ impl Default for LogSettings {
 }
 
 impl LogSettings {
-    /// Sets the approximate number of records.
-    #[must_use]
-    pub fn with_records(mut self, records: u64) -> Self {
-        self.records = records;
-        self
-    }
-
-    /// From this seed.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
-
-    /// With sizes multiplied by this.
-    #[must_use]
-    pub fn with_scale(mut self, scale: f64) -> Self {
-        self.scale = scale;
-        self
+    xlog_base::setters! {
+        /// Sets the approximate number of records.
+        with_records(records: u64) { records: records }
+        /// From this seed.
+        with_seed(seed: u64) { seed: seed }
+        /// With sizes multiplied by this.
+        with_scale(scale: f64) { scale: scale }
     }
 }
 

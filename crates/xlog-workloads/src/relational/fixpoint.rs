@@ -11,7 +11,7 @@ use xlog_cuda::device_runtime::Access;
 
 use super::numbers::seed_for;
 use super::touched::touch;
-use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
+use super::{Column, EMPTY, Session, Verdict, address, host, table_places, tile_sums};
 
 /// A random graph with fewer edges than vertices, so that paths end: about nine vertices can be reached from each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,13 +52,11 @@ struct Set {
 
 impl Fixpoint {
     /// The seed of the edges.
-    #[must_use]
     pub fn edge_seed(&self) -> u64 {
         seed_for(self.seed, 4)
     }
 
     /// Vertices are below this: one in ten more than there are edges.
-    #[must_use]
     pub fn vertices(&self) -> u32 {
         u32::try_from(self.rows + self.rows / 9 + 1).unwrap_or(u32::MAX)
     }
@@ -158,15 +156,15 @@ fn split(session: &Session<'_>, first: usize, whole: &PairRange) -> Result<Vec<P
             let len = each.min(whole.len - start);
             let pairs = session.alloc::<u64>(stream, len, "fixpoint pairs")?;
             let bytes = pairs.size_bytes();
-            let from = whole.pairs.ptr() + (start * size_of::<u64>()) as u64;
+            let from = address(&whole.pairs) + (start * size_of::<u64>()) as u64;
             // What is written comes first: the event that ends the use of the whole, which is of another stream, then covers it, and
             // a stream that waits for that event need not wait again.
             session.launch("copy", stream).write(&pairs).read(&whole.pairs).moves(bytes * 2).run(
                 |_, stream| {
                     touch(from, bytes, Access::Read);
-                    touch(pairs.ptr(), bytes, Access::Write);
+                    touch(address(&pairs), bytes, Access::Write);
                     // SAFETY: both ranges are live and this long, and the launch names both buffers.
-                    unsafe { stream.copy_dtod(pairs.ptr(), from, bytes) }
+                    unsafe { stream.copy_dtod(address(&pairs), from, bytes) }
                 },
             )?;
             Ok(PairRange { pairs, len })

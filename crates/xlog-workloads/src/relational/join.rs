@@ -19,19 +19,16 @@ pub struct Join {
 
 impl Join {
     /// The seed of the first table, which is hashed.
-    #[must_use]
     pub fn build_seed(&self) -> u64 {
         seed_for(self.seed, 1)
     }
 
     /// The seed of the second table.
-    #[must_use]
     pub fn probe_seed(&self) -> u64 {
         seed_for(self.seed, 2)
     }
 
     /// Keys are below this.
-    #[must_use]
     pub fn domain(&self) -> u32 {
         u32::try_from(self.rows).unwrap_or(u32::MAX)
     }

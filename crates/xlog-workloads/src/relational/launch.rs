@@ -20,9 +20,9 @@ use xlog_cuda::{
     DeviceRepr, DeviceStream, GpuMemoryManager, LaunchRecorder, Result, StreamId, XlogError,
 };
 
-use super::Column;
 use super::kernels::Kernels;
 use super::touched::{Range, touch, unprepared, untouch};
+use super::{Column, address};
 use crate::stack::Stack;
 
 /// The preparation that is left out.
@@ -115,7 +115,8 @@ impl<'s> Session<'s> {
             .collect::<Result<Vec<_>>>()?;
         Ok(Self {
             stack,
-            manager: GpuMemoryManager::with_runtime(runtime.clone()),
+            // Every launch names its buffers.
+            manager: GpuMemoryManager::with_runtime(runtime.clone()).tracked_only(),
             kernels,
             streams: leases,
             options,
@@ -139,19 +140,16 @@ impl<'s> Session<'s> {
     }
 
     /// How many streams there are.
-    #[must_use]
     pub fn streams(&self) -> usize {
         self.streams.len()
     }
 
     /// The memory of the session, with its counters.
-    #[must_use]
     pub fn manager(&self) -> &GpuMemoryManager {
         &self.manager
     }
 
     /// The runtime below.
-    #[must_use]
     pub fn runtime(&self) -> &XlogDeviceRuntime {
         self.manager.runtime()
     }
@@ -192,9 +190,9 @@ impl<'s> Session<'s> {
     pub fn fill<T>(&self, stream: StreamId, column: &Column<T>, value: u8) -> Result<()> {
         let bytes = column.size_bytes();
         self.launch("fill", stream).write(column).moves(bytes).run(|_, stream| {
-            touch(column.ptr(), bytes, Access::Write);
+            touch(address(column), bytes, Access::Write);
             // SAFETY: the buffer is live and this long, and the recorder orders the fill.
-            unsafe { stream.memset(column.ptr(), value, bytes) }
+            unsafe { stream.memset(address(column), value, bytes) }
         })
     }
 
@@ -213,14 +211,14 @@ impl<'s> Session<'s> {
     #[allow(unsafe_code)]
     pub fn read_last(&self, stream: StreamId, column: &Column<u64>) -> Result<u64> {
         let mut bytes = [0; size_of::<u64>()];
-        let last = column.ptr() + column.size_bytes().saturating_sub(bytes.len()) as u64;
+        let last = address(column) + column.size_bytes().saturating_sub(bytes.len()) as u64;
         if let Some(numbers) = &self.options.foretold {
             let kept = self.alloc::<u64>(stream, 1, "foretold number")?;
             self.launch("read back", stream).read(column).write(&kept).run(|_, stream| {
                 touch(last, bytes.len(), Access::Read);
-                touch(kept.ptr(), bytes.len(), Access::Write);
+                touch(address(&kept), bytes.len(), Access::Write);
                 // SAFETY: both buffers are live, the first ends eight bytes after this address, and the recorder orders the copy.
-                unsafe { stream.copy_dtod(kept.ptr(), last, bytes.len()) }
+                unsafe { stream.copy_dtod(address(&kept), last, bytes.len()) }
             })?;
             let read = self.reads.fetch_add(1, Ordering::Relaxed);
             return numbers.get(read).copied().ok_or_else(|| {
@@ -257,43 +255,36 @@ impl<'s> Session<'s> {
     }
 
     /// The pool at the largest sampled allocation.
-    #[must_use]
     pub fn pool_at_peak(&self) -> Option<PoolSnapshot> {
         self.peak.lock().1.clone()
     }
 
     /// Launches so far.
-    #[must_use]
     pub fn launches(&self) -> usize {
         self.launches.load(Ordering::Relaxed)
     }
 
     /// Bytes that launches had to read and write so far.
-    #[must_use]
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved.load(Ordering::Relaxed)
     }
 
     /// Waits that the omitted preparation would have inserted.
-    #[must_use]
     pub fn missed_waits(&self) -> u64 {
         self.missed_waits.load(Ordering::Relaxed)
     }
 
     /// Ranges that launches on a simulated device touched and had no use of prepared for, if launches were to be kept.
-    #[must_use]
     pub fn unprepared(&self) -> u64 {
         self.unprepared.load(Ordering::Relaxed)
     }
 
     /// All numbers that the host read, if they were to be kept and not foretold.
-    #[must_use]
     pub fn numbers(&self) -> Vec<u64> {
         self.numbers.lock().clone()
     }
 
     /// All launches, if they were to be kept.
-    #[must_use]
     pub fn trace(&self) -> Vec<Launched> {
         self.trace.lock().clone()
     }
@@ -368,7 +359,7 @@ impl Launch<'_> {
             return self.late.insert(LaunchRecorder::new_strict(stream));
         }
         if self.session.options.trace {
-            self.prepared.push((column.ptr(), column.size_bytes(), access));
+            self.prepared.push((address(column), column.size_bytes(), access));
         }
         &mut self.recorder
     }

@@ -7,6 +7,7 @@
 //!
 //! [`host`] computes the same answers by other means, from the seed alone; nothing of the device's data goes into them.
 
+pub mod fixed_fixpoint;
 pub mod fixpoint;
 pub mod host;
 pub mod join;
@@ -24,6 +25,11 @@ use xlog_cuda::TrackedCudaSlice;
 
 /// A buffer of the device.
 pub type Column<T> = TrackedCudaSlice<T>;
+
+/// The address of a column for a launch that names it: a column shows its own only after a preflight, and tests leave one out.
+fn address<T>(column: &Column<T>) -> u64 {
+    column.id().map_or_else(|| column.ptr(), |id| id.ptr)
+}
 
 /// Marks an empty slot of a hash table: no key, row or vertex has all its bits set.
 pub const EMPTY: u64 = u64::MAX;

@@ -25,7 +25,6 @@ pub struct Sort {
 
 impl Sort {
     /// The seed of the numbers.
-    #[must_use]
     pub fn number_seed(&self) -> u64 {
         seed_for(self.seed, 3)
     }

@@ -33,7 +33,6 @@ pub struct Executed {
 
 impl Workload {
     /// Its name on the command line.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Join(_) => "join",
@@ -53,7 +52,6 @@ impl Workload {
     }
 
     /// The seed.
-    #[must_use]
     pub fn seed(&self) -> u64 {
         match self {
             Self::Join(work) => work.seed,

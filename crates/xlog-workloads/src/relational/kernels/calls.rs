@@ -1,4 +1,4 @@
-//! The kernels one by one: arguments, launch shape, and the body on a simulated device.
+//! The kernels one by one: parameters, launch shape, the arguments that are passed, and the body on a simulated device.
 
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
@@ -16,434 +16,273 @@ use super::{
     DIGITS, Grid, Kernels, SORT_TILE, length, mask, reads, reads_first, scalar, updates, writes,
 };
 
-impl Kernels {
-    /// `out[i] =` the key of row `i`.
-    pub unsafe fn generate_keys(
-        &self,
-        stream: &DeviceStream,
-        out: &Column<u32>,
-        seed: u64,
-        domain: u32,
-    ) -> Result<()> {
-        let arguments = [writes(out), length(out.len()), scalar(seed), scalar(domain)];
-        let twin = move |args: &mut KernelArgs<'_>| {
-            for (row, out) in halves_mut(args.bytes_mut(0)).iter_mut().enumerate() {
-                *out = key(seed, row as u64, domain).to_le_bytes();
+/// Defines the kernels as functions of [`Kernels`], and lists their names.
+macro_rules! kernels {
+    ($(
+        $(#[$doc:meta])*
+        fn $name:ident($($parameter:ident: $kind:ty),*) over $grid:expr;
+        passes [$($passed:expr),*];
+        as |$args:ident| $twin:block
+    )*) => {
+        pub(super) const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        impl Kernels {$(
+            $(#[$doc])*
+            pub unsafe fn $name(&self, stream: &DeviceStream, $($parameter: $kind),*) -> Result<()> {
+                let twin = move |$args: &mut KernelArgs<'_>| $twin;
+                // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+                unsafe { self.launch(stream, stringify!($name), $grid, [$($passed),*], twin) }
             }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "generate_keys", Grid::rows(out.len()), arguments, twin) }
+        )*}
+    };
+}
+
+kernels! {
+    /// `out[i] =` the key of row `i`.
+    fn generate_keys(out: &Column<u32>, seed: u64, domain: u32) over Grid::rows(out.len());
+    passes [writes(out), length(out.len()), scalar(seed), scalar(domain)];
+    as |args| {
+        for (row, out) in halves_mut(args.bytes_mut(0)).iter_mut().enumerate() {
+            *out = key(seed, row as u64, domain).to_le_bytes();
+        }
     }
 
     /// `out[i] =` the edge of row `i`.
-    pub unsafe fn generate_edges(
-        &self,
-        stream: &DeviceStream,
-        out: &Column<u64>,
-        seed: u64,
-        vertices: u32,
-    ) -> Result<()> {
-        let arguments = [writes(out), length(out.len()), scalar(seed), scalar(vertices)];
-        let twin = move |args: &mut KernelArgs<'_>| {
-            for (row, out) in words_mut(args.bytes_mut(0)).iter_mut().enumerate() {
-                *out = edge(seed, row as u64, vertices).to_le_bytes();
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "generate_edges", Grid::rows(out.len()), arguments, twin) }
+    fn generate_edges(out: &Column<u64>, seed: u64, vertices: u32) over Grid::rows(out.len());
+    passes [writes(out), length(out.len()), scalar(seed), scalar(vertices)];
+    as |args| {
+        for (row, out) in words_mut(args.bytes_mut(0)).iter_mut().enumerate() {
+            *out = edge(seed, row as u64, vertices).to_le_bytes();
+        }
     }
 
     /// `out[i] =` the number of row `i`.
-    pub unsafe fn generate_numbers(
-        &self,
-        stream: &DeviceStream,
-        out: &Column<u64>,
-        seed: u64,
-    ) -> Result<()> {
-        let arguments = [writes(out), length(out.len()), scalar(seed)];
-        let twin = move |args: &mut KernelArgs<'_>| {
-            for (row, out) in words_mut(args.bytes_mut(0)).iter_mut().enumerate() {
-                *out = number(seed, row as u64).to_le_bytes();
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "generate_numbers", Grid::rows(out.len()), arguments, twin) }
+    fn generate_numbers(out: &Column<u64>, seed: u64) over Grid::rows(out.len());
+    passes [writes(out), length(out.len()), scalar(seed)];
+    as |args| {
+        for (row, out) in words_mut(args.bytes_mut(0)).iter_mut().enumerate() {
+            *out = number(seed, row as u64).to_le_bytes();
+        }
     }
 
     /// Puts each key with its row into the table, the key in the high half.
-    pub unsafe fn build_rows(
-        &self,
-        stream: &DeviceStream,
-        keys: &Column<u32>,
-        table: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [reads(keys), length(keys.len()), updates(table), mask(table)];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(keys), Write(table)] = args.slices() else { return };
-            let table = words_mut(table);
-            for (row, key) in halves(keys).iter().enumerate() {
-                let key = u64::from(u32::from_le_bytes(*key));
-                insert(table, key, (key << 32) | row as u64);
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "build_rows", Grid::rows(keys.len()), arguments, twin) }
+    fn build_rows(keys: &Column<u32>, table: &Column<u64>) over Grid::rows(keys.len());
+    passes [reads(keys), length(keys.len()), updates(table), mask(table)];
+    as |args| {
+        let [Read(keys), Write(table)] = args.slices() else { return };
+        let table = words_mut(table);
+        for (row, key) in halves(keys).iter().enumerate() {
+            let key = u64::from(u32::from_le_bytes(*key));
+            insert(table, key, (key << 32) | row as u64);
+        }
     }
 
     /// Puts each pair into the table, under its high half.
-    pub unsafe fn build_pairs(
-        &self,
-        stream: &DeviceStream,
-        pairs: &Column<u64>,
-        table: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [reads(pairs), length(pairs.len()), updates(table), mask(table)];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(pairs), Write(table)] = args.slices() else { return };
-            let table = words_mut(table);
-            for pair in words(pairs) {
-                let pair = u64::from_le_bytes(*pair);
-                insert(table, pair >> 32, pair);
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "build_pairs", Grid::rows(pairs.len()), arguments, twin) }
+    fn build_pairs(pairs: &Column<u64>, table: &Column<u64>) over Grid::rows(pairs.len());
+    passes [reads(pairs), length(pairs.len()), updates(table), mask(table)];
+    as |args| {
+        let [Read(pairs), Write(table)] = args.slices() else { return };
+        let table = words_mut(table);
+        for pair in words(pairs) {
+            let pair = u64::from_le_bytes(*pair);
+            insert(table, pair >> 32, pair);
+        }
     }
 
     /// `counts[i] =` how many entries the table has for key `i`; `sums[t] =` the sum of tile `t`.
-    pub unsafe fn count_rows(
-        &self,
-        stream: &DeviceStream,
-        keys: &Column<u32>,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [
-            reads(keys),
-            length(keys.len()),
-            reads(table),
-            mask(table),
-            writes(counts),
-            writes(sums),
-        ];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(keys), Read(table), Write(counts), Write(sums)] = args.slices() else {
-                return;
-            };
-            let keys = halves(keys).iter().map(|key| u32::from_le_bytes(*key));
-            count_matches(keys, words(table), counts, sums);
+    fn count_rows(keys: &Column<u32>, table: &Column<u64>, counts: &Column<u32>, sums: &Column<u64>)
+    over Grid::tiles(keys.len(), TILE);
+    passes [
+        reads(keys), length(keys.len()), reads(table), mask(table), writes(counts), writes(sums)
+    ];
+    as |args| {
+        let [Read(keys), Read(table), Write(counts), Write(sums)] = args.slices() else {
+            return;
         };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "count_rows", Grid::tiles(keys.len(), TILE), arguments, twin) }
+        let keys = halves(keys).iter().map(|key| u32::from_le_bytes(*key));
+        count_matches(keys, words(table), counts, sums);
     }
 
     /// `counts[i] =` how many entries the table has for the low half of pair `i`, of the first `len` pairs; `sums[t] =` the sum of
     /// tile `t`.
-    pub unsafe fn count_pairs(
-        &self,
-        stream: &DeviceStream,
-        pairs: &Column<u64>,
-        len: usize,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [
-            reads_first(pairs, len),
-            length(len),
-            reads(table),
-            mask(table),
-            writes(counts),
-            writes(sums),
-        ];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(pairs), Read(table), Write(counts), Write(sums)] = args.slices() else {
-                return;
-            };
-            count_matches(words(pairs).iter().map(low), words(table), counts, sums);
+    fn count_pairs(
+        pairs: &Column<u64>, len: usize, table: &Column<u64>, counts: &Column<u32>,
+        sums: &Column<u64>
+    ) over Grid::tiles(len, TILE);
+    passes [
+        reads_first(pairs, len), length(len), reads(table), mask(table), writes(counts),
+        writes(sums)
+    ];
+    as |args| {
+        let [Read(pairs), Read(table), Write(counts), Write(sums)] = args.slices() else {
+            return;
         };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "count_pairs", Grid::tiles(len, TILE), arguments, twin) }
+        count_matches(words(pairs).iter().map(low), words(table), counts, sums);
     }
 
     /// The matches of `count_rows`, each tile from where its sum says: the row in the table in the high half, the row of the key
     /// in the low one.
-    pub unsafe fn write_rows(
-        &self,
-        stream: &DeviceStream,
-        keys: &Column<u32>,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-        out: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [
-            reads(keys),
-            length(keys.len()),
-            reads(table),
-            mask(table),
-            reads(counts),
-            reads(sums),
-            writes(out),
-        ];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(keys), Read(table), _, Read(sums), Write(out)] = args.slices() else {
-                return;
-            };
-            let keys = halves(keys).iter().map(|key| u32::from_le_bytes(*key));
-            let pair = |row, entry: u64| (entry << 32) | row as u64;
-            write_matches(keys, words(table), words(sums), words_mut(out), pair);
+    fn write_rows(
+        keys: &Column<u32>, table: &Column<u64>, counts: &Column<u32>, sums: &Column<u64>,
+        out: &Column<u64>
+    ) over Grid::tiles(keys.len(), TILE);
+    passes [
+        reads(keys), length(keys.len()), reads(table), mask(table), reads(counts), reads(sums),
+        writes(out)
+    ];
+    as |args| {
+        let [Read(keys), Read(table), _, Read(sums), Write(out)] = args.slices() else {
+            return;
         };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "write_rows", Grid::tiles(keys.len(), TILE), arguments, twin) }
+        let keys = halves(keys).iter().map(|key| u32::from_le_bytes(*key));
+        let pair = |row, entry: u64| (entry << 32) | row as u64;
+        write_matches(keys, words(table), words(sums), words_mut(out), pair);
     }
 
     /// The matches of `count_pairs`, each tile from where its sum says: the high half of the pair, and the low one of the entry.
-    pub unsafe fn write_pairs(
-        &self,
-        stream: &DeviceStream,
-        pairs: &Column<u64>,
-        len: usize,
-        table: &Column<u64>,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-        out: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [
-            reads_first(pairs, len),
-            length(len),
-            reads(table),
-            mask(table),
-            reads(counts),
-            reads(sums),
-            writes(out),
-        ];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(pairs), Read(table), _, Read(sums), Write(out)] = args.slices() else {
-                return;
-            };
-            let pairs = words(pairs);
-            let pair = |row: usize, entry: u64| {
-                let from = u64::from_le_bytes(pairs[row]) >> 32;
-                (from << 32) | (entry & 0xffff_ffff)
-            };
-            write_matches(pairs.iter().map(low), words(table), words(sums), words_mut(out), pair);
+    fn write_pairs(
+        pairs: &Column<u64>, len: usize, table: &Column<u64>, counts: &Column<u32>,
+        sums: &Column<u64>, out: &Column<u64>
+    ) over Grid::tiles(len, TILE);
+    passes [
+        reads_first(pairs, len), length(len), reads(table), mask(table), reads(counts), reads(sums),
+        writes(out)
+    ];
+    as |args| {
+        let [Read(pairs), Read(table), _, Read(sums), Write(out)] = args.slices() else {
+            return;
         };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "write_pairs", Grid::tiles(len, TILE), arguments, twin) }
+        let pairs = words(pairs);
+        let pair = |row: usize, entry: u64| {
+            let from = u64::from_le_bytes(pairs[row]) >> 32;
+            (from << 32) | (entry & 0xffff_ffff)
+        };
+        write_matches(pairs.iter().map(low), words(table), words(sums), words_mut(out), pair);
     }
 
     /// `sums[t] =` the sum of `counts` over tile `t`.
-    pub unsafe fn sum_tiles(
-        &self,
-        stream: &DeviceStream,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [reads(counts), length(counts.len()), writes(sums)];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(counts), Write(sums)] = args.slices() else { return };
-            for (tile, sum) in halves(counts).chunks(TILE).zip(words_mut(sums)) {
-                let total: u64 =
-                    tile.iter().map(|count| u64::from(u32::from_le_bytes(*count))).sum();
-                *sum = total.to_le_bytes();
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe {
-            self.launch(stream, "sum_tiles", Grid::tiles(counts.len(), TILE), arguments, twin)
+    fn sum_tiles(counts: &Column<u32>, sums: &Column<u64>) over Grid::tiles(counts.len(), TILE);
+    passes [reads(counts), length(counts.len()), writes(sums)];
+    as |args| {
+        let [Read(counts), Write(sums)] = args.slices() else { return };
+        for (tile, sum) in halves(counts).chunks(TILE).zip(words_mut(sums)) {
+            let total: u64 =
+                tile.iter().map(|count| u64::from(u32::from_le_bytes(*count))).sum();
+            *sum = total.to_le_bytes();
         }
     }
 
     /// Each sum becomes that of all before it; the last place becomes the total.
-    pub unsafe fn scan_sums(&self, stream: &DeviceStream, sums: &Column<u64>) -> Result<()> {
-        let arguments = [updates(sums), length(sums.len().saturating_sub(1))];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let mut before = 0_u64;
-            let sums = words_mut(args.bytes_mut(0));
-            let tiles = sums.len().saturating_sub(1);
-            for (tile, sum) in sums.iter_mut().enumerate() {
-                let here = if tile < tiles { u64::from_le_bytes(*sum) } else { 0 };
-                *sum = before.to_le_bytes();
-                before = before.wrapping_add(here);
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "scan_sums", Grid::rows(1), arguments, twin) }
+    fn scan_sums(sums: &Column<u64>) over Grid::rows(1);
+    passes [updates(sums), length(sums.len().saturating_sub(1))];
+    as |args| {
+        let mut before = 0_u64;
+        let sums = words_mut(args.bytes_mut(0));
+        let tiles = sums.len().saturating_sub(1);
+        for (tile, sum) in sums.iter_mut().enumerate() {
+            let here = if tile < tiles { u64::from_le_bytes(*sum) } else { 0 };
+            *sum = before.to_le_bytes();
+            before = before.wrapping_add(here);
+        }
     }
 
     /// `offsets[i] =` the sum of all counts before `i`, by the sums of the tiles.
-    pub unsafe fn spread_sums(
-        &self,
-        stream: &DeviceStream,
-        counts: &Column<u32>,
-        sums: &Column<u64>,
-        offsets: &Column<u32>,
-    ) -> Result<()> {
-        let arguments = [reads(counts), length(counts.len()), reads(sums), writes(offsets)];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(counts), Read(sums), Write(offsets)] = args.slices() else { return };
-            let tiles = halves(counts).chunks(TILE).zip(halves_mut(offsets).chunks_mut(TILE));
-            for ((counts, offsets), sum) in tiles.zip(words(sums)) {
-                let mut before = low(sum);
-                for (count, offset) in counts.iter().zip(offsets) {
-                    *offset = before.to_le_bytes();
-                    before = before.wrapping_add(u32::from_le_bytes(*count));
-                }
+    fn spread_sums(counts: &Column<u32>, sums: &Column<u64>, offsets: &Column<u32>)
+    over Grid::tiles(counts.len(), TILE);
+    passes [reads(counts), length(counts.len()), reads(sums), writes(offsets)];
+    as |args| {
+        let [Read(counts), Read(sums), Write(offsets)] = args.slices() else { return };
+        let tiles = halves(counts).chunks(TILE).zip(halves_mut(offsets).chunks_mut(TILE));
+        for ((counts, offsets), sum) in tiles.zip(words(sums)) {
+            let mut before = low(sum);
+            for (count, offset) in counts.iter().zip(offsets) {
+                *offset = before.to_le_bytes();
+                before = before.wrapping_add(u32::from_le_bytes(*count));
             }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe {
-            self.launch(stream, "spread_sums", Grid::tiles(counts.len(), TILE), arguments, twin)
         }
     }
 
     /// Puts each value that the set does not have into it, and at the end of `fresh`, of which `count` says how many it has.
-    pub unsafe fn insert_new(
-        &self,
-        stream: &DeviceStream,
-        values: &Column<u64>,
-        set: &Column<u64>,
-        fresh: &Column<u64>,
-        count: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [
-            reads(values),
-            length(values.len()),
-            updates(set),
-            mask(set),
-            writes(fresh),
-            updates(count),
-        ];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(values), Write(set), Write(fresh), Write(count)] = args.slices() else {
-                return;
-            };
-            let (set, fresh) = (words_mut(set), words_mut(fresh));
-            let [count, ..] = words_mut(count) else { return };
-            for value in words(values) {
-                if insert_unique(set, u64::from_le_bytes(*value)) {
-                    store(fresh, u64::from_le_bytes(*count) as usize, *value);
-                    add(count, 1);
-                }
-            }
+    fn insert_new(values: &Column<u64>, set: &Column<u64>, fresh: &Column<u64>, count: &Column<u64>)
+    over Grid::rows(values.len());
+    passes [
+        reads(values), length(values.len()), updates(set), mask(set), writes(fresh), updates(count)
+    ];
+    as |args| {
+        let [Read(values), Write(set), Write(fresh), Write(count)] = args.slices() else {
+            return;
         };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "insert_new", Grid::rows(values.len()), arguments, twin) }
+        let (set, fresh) = (words_mut(set), words_mut(fresh));
+        let [count, ..] = words_mut(count) else { return };
+        for value in words(values) {
+            if insert_unique(set, u64::from_le_bytes(*value)) {
+                store(fresh, u64::from_le_bytes(*count) as usize, *value);
+                add(count, 1);
+            }
+        }
     }
 
     /// Puts everything of a set into a larger one.
-    pub unsafe fn rehash(
-        &self,
-        stream: &DeviceStream,
-        set: &Column<u64>,
-        larger: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [reads(set), length(set.len()), updates(larger), mask(larger)];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(set), Write(larger)] = args.slices() else { return };
-            let larger = words_mut(larger);
-            for value in words(set).iter().map(|word| u64::from_le_bytes(*word)) {
-                if value != EMPTY {
-                    insert(larger, value, value);
-                }
+    fn rehash(set: &Column<u64>, larger: &Column<u64>) over Grid::rows(set.len());
+    passes [reads(set), length(set.len()), updates(larger), mask(larger)];
+    as |args| {
+        let [Read(set), Write(larger)] = args.slices() else { return };
+        let larger = words_mut(larger);
+        for value in words(set).iter().map(|word| u64::from_le_bytes(*word)) {
+            if value != EMPTY {
+                insert(larger, value, value);
             }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "rehash", Grid::rows(set.len()), arguments, twin) }
+        }
     }
 
     /// Lists a set; `count`, which is 0 before, says how many there are.
-    pub unsafe fn collect(
-        &self,
-        stream: &DeviceStream,
-        set: &Column<u64>,
-        out: &Column<u64>,
-        count: &Column<u64>,
-    ) -> Result<()> {
-        let arguments = [reads(set), length(set.len()), writes(out), updates(count)];
-        let twin = |args: &mut KernelArgs<'_>| {
-            let [Read(set), Write(out), Write(count)] = args.slices() else { return };
-            let out = words_mut(out);
-            let [count, ..] = words_mut(count) else { return };
-            for value in words(set).iter().filter(|value| **value != EMPTY.to_le_bytes()) {
-                store(out, u64::from_le_bytes(*count) as usize, *value);
-                add(count, 1);
-            }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "collect", Grid::rows(set.len()), arguments, twin) }
+    fn collect(set: &Column<u64>, out: &Column<u64>, count: &Column<u64>)
+    over Grid::rows(set.len());
+    passes [reads(set), length(set.len()), writes(out), updates(count)];
+    as |args| {
+        let [Read(set), Write(out), Write(count)] = args.slices() else { return };
+        let out = words_mut(out);
+        let [count, ..] = words_mut(count) else { return };
+        for value in words(set).iter().filter(|value| **value != EMPTY.to_le_bytes()) {
+            store(out, u64::from_le_bytes(*count) as usize, *value);
+            add(count, 1);
+        }
     }
 
     /// `counts[digit][tile] =` how many numbers of the tile have that digit, eight bits from `shift` on.
-    pub unsafe fn count_digits(
-        &self,
-        stream: &DeviceStream,
-        numbers: &Column<u64>,
-        shift: u32,
-        counts: &Column<u32>,
-    ) -> Result<()> {
-        let arguments = [reads(numbers), length(numbers.len()), scalar(shift), writes(counts)];
-        let twin = move |args: &mut KernelArgs<'_>| {
-            let [Read(numbers), Write(counts)] = args.slices() else { return };
-            let counts = halves_mut(counts);
-            let tiles = counts.len() / DIGITS;
-            for (tile, numbers) in words(numbers).chunks(SORT_TILE).enumerate() {
-                let mut found = [0_u32; DIGITS];
-                numbers.iter().for_each(|number| found[digit(number, shift)] += 1);
-                for (digit, found) in found.iter().enumerate() {
-                    counts[digit * tiles + tile] = found.to_le_bytes();
-                }
+    fn count_digits(numbers: &Column<u64>, shift: u32, counts: &Column<u32>)
+    over Grid::tiles(numbers.len(), SORT_TILE);
+    passes [reads(numbers), length(numbers.len()), scalar(shift), writes(counts)];
+    as |args| {
+        let [Read(numbers), Write(counts)] = args.slices() else { return };
+        let counts = halves_mut(counts);
+        let tiles = counts.len() / DIGITS;
+        for (tile, numbers) in words(numbers).chunks(SORT_TILE).enumerate() {
+            let mut found = [0_u32; DIGITS];
+            numbers.iter().for_each(|number| found[digit(number, shift)] += 1);
+            for (digit, found) in found.iter().enumerate() {
+                counts[digit * tiles + tile] = found.to_le_bytes();
             }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe {
-            self.launch(
-                stream,
-                "count_digits",
-                Grid::tiles(numbers.len(), SORT_TILE),
-                arguments,
-                twin,
-            )
         }
     }
 
     /// Moves each number to where the offset of its digit in its tile says, in the order they have.
-    pub unsafe fn scatter_digits(
-        &self,
-        stream: &DeviceStream,
-        numbers: &Column<u64>,
-        shift: u32,
-        offsets: &Column<u32>,
-        out: &Column<u64>,
-    ) -> Result<()> {
-        let arguments =
-            [reads(numbers), length(numbers.len()), scalar(shift), reads(offsets), writes(out)];
-        let twin = move |args: &mut KernelArgs<'_>| {
-            let [Read(numbers), Read(offsets), Write(out)] = args.slices() else { return };
-            let (offsets, out) = (halves(offsets), words_mut(out));
-            let tiles = offsets.len() / DIGITS;
-            for (tile, numbers) in words(numbers).chunks(SORT_TILE).enumerate() {
-                let mut next: [usize; DIGITS] = std::array::from_fn(|digit| {
-                    u32::from_le_bytes(offsets[digit * tiles + tile]) as usize
-                });
-                for number in numbers {
-                    let next = &mut next[digit(number, shift)];
-                    store(out, *next, *number);
-                    *next += 1;
-                }
+    fn scatter_digits(numbers: &Column<u64>, shift: u32, offsets: &Column<u32>, out: &Column<u64>)
+    over Grid::tiles(numbers.len(), SORT_TILE);
+    passes [reads(numbers), length(numbers.len()), scalar(shift), reads(offsets), writes(out)];
+    as |args| {
+        let [Read(numbers), Read(offsets), Write(out)] = args.slices() else { return };
+        let (offsets, out) = (halves(offsets), words_mut(out));
+        let tiles = offsets.len() / DIGITS;
+        for (tile, numbers) in words(numbers).chunks(SORT_TILE).enumerate() {
+            let mut next: [usize; DIGITS] = std::array::from_fn(|digit| {
+                u32::from_le_bytes(offsets[digit * tiles + tile]) as usize
+            });
+            for number in numbers {
+                let next = &mut next[digit(number, shift)];
+                store(out, *next, *number);
+                *next += 1;
             }
-        };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe {
-            self.launch(
-                stream,
-                "scatter_digits",
-                Grid::tiles(numbers.len(), SORT_TILE),
-                arguments,
-                twin,
-            )
         }
     }
 }

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 mod calls;
+pub mod rounds;
 mod twins;
 
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ use xlog_cuda::kernels::{CudaFunction, KernelArgument, KernelImage, LaunchShape}
 use xlog_cuda::sim::{KernelArgs, SimKernel};
 use xlog_cuda::{CudaDevice, DeviceStream, Result, XlogError, kernel_image};
 
-use super::Column;
 use super::touched::touch;
+use super::{Column, address};
 
 /// The PTX of these kernels.
 pub const IMAGE: KernelImage = kernel_image!("relational");
@@ -36,27 +37,6 @@ const THREADS: u32 = 256;
 /// Enough blocks for any GPU; the kernels loop over the remaining rows.
 const MAX_BLOCKS: usize = 1 << 16;
 
-/// Names of the CUDA kernels.
-const NAMES: [&str; 17] = [
-    "generate_keys",
-    "generate_edges",
-    "generate_numbers",
-    "build_rows",
-    "build_pairs",
-    "count_rows",
-    "count_pairs",
-    "write_rows",
-    "write_pairs",
-    "sum_tiles",
-    "scan_sums",
-    "spread_sums",
-    "insert_new",
-    "rehash",
-    "collect",
-    "count_digits",
-    "scatter_digits",
-];
-
 /// One argument of a kernel.
 #[derive(Clone, Copy)]
 enum Argument {
@@ -65,7 +45,7 @@ enum Argument {
 }
 
 fn buffer<T>(column: &Column<T>, access: Access) -> Argument {
-    Argument::Buffer { ptr: column.ptr(), bytes: column.size_bytes(), access }
+    Argument::Buffer { ptr: address(column), bytes: column.size_bytes(), access }
 }
 
 fn reads<T>(column: &Column<T>) -> Argument {
@@ -75,7 +55,7 @@ fn reads<T>(column: &Column<T>) -> Argument {
 /// Reads the first `len` elements.
 fn reads_first(column: &Column<u64>, len: usize) -> Argument {
     let bytes = column.size_bytes().min(len * size_of::<u64>());
-    Argument::Buffer { ptr: column.ptr(), bytes, access: Access::Read }
+    Argument::Buffer { ptr: address(column), bytes, access: Access::Read }
 }
 
 fn writes<T>(column: &Column<T>) -> Argument {
@@ -141,9 +121,10 @@ impl Kernels {
             return Ok(Self { functions: None });
         }
         let module = IMAGE.load(device)?;
-        let functions = NAMES
-            .into_iter()
-            .map(|name| Ok((name, module.function(name)?)))
+        let functions = calls::NAMES
+            .iter()
+            .chain(rounds::NAMES)
+            .map(|name| Ok((*name, module.function(name)?)))
             .collect::<Result<BTreeMap<_, _>>>()?;
         Ok(Self { functions: Some(functions) })
     }
@@ -158,7 +139,7 @@ impl Kernels {
         name: &'static str,
         grid: Grid,
         arguments: [Argument; N],
-        twin: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
+        twin: impl Fn(&mut KernelArgs<'_>) + Send + Sync + 'static,
     ) -> Result<()> {
         if let Some(functions) = &self.functions {
             let function = functions
@@ -171,7 +152,7 @@ impl Kernels {
             // SAFETY: the caller answers for the arguments, the memory and the order.
             return unsafe { stream.launch_cuda(function, grid.shape(), &arguments) };
         }
-        let mut kernel = SimKernel::new(name, twin);
+        let mut kernel = SimKernel::repeatable(name, twin);
         for argument in arguments {
             if let Argument::Buffer { ptr, bytes, access } = argument {
                 touch(ptr, bytes, access);
