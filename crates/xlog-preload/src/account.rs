@@ -1,0 +1,345 @@
+//! What this process holds on one device: the limit of the process, and its slot in the device's ledger.
+//!
+//! A charge comes before the driver call, a release after it. All amounts are multiples of the ledger's unit, so that a release may
+//! have other portions than the charges.
+//!
+//! A process that cannot get the ledger's lock in time is refused and stays in the ledger: its bytes must stay visible to others. A
+//! damaged or removed ledger is given up: the process leaves it and goes on under its own limit.
+//!
+//! The limit of the process is its quota in the ledger, where an administrator may change it. Without a ledger, or in one of version 1,
+//! it is kept here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use xlog_base::Mutex;
+use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, LedgerError, Quota, UNIT};
+
+use crate::driver::Driver;
+use crate::messages::{Kind, say_once};
+use crate::settings::{LedgerSetting, Settings, Whole};
+
+/// The part of a device that a new ledger leaves to contexts and displays, as a runtime's does.
+const RESERVE: u64 = 1 << 30;
+/// How long other processes are asked for memory before a refusal.
+const PRESSURE_LIMIT: Duration = Duration::from_secs(1);
+/// The kinds of refusals, in logs.
+const PROCESS_LIMIT: &str = "process_limit";
+const LEDGER_LIMIT: &str = "ledger_limit";
+const LEDGER_BUSY: &str = "ledger_busy";
+
+/// The account of a device.
+pub(crate) struct Account {
+    /// The limit at the start. It holds where the ledger does not keep it.
+    start_limit: Option<u64>,
+    /// Whether the limit is in the ledger.
+    has_quota: bool,
+    used: AtomicU64,
+    ledger: Option<Arc<Ledger>>,
+    has_left: AtomicBool,
+    holders: Mutex<Holders>,
+}
+
+/// Live bytes by the library that asked for them.
+#[derive(Default)]
+struct Holders {
+    bytes: Vec<(&'static str, u64)>,
+}
+
+/// Why a charge is refused.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) kind: &'static str,
+    pub(crate) reason: String,
+}
+
+impl Refusal {
+    /// Whether the ledger's lock was not free in time. The request has waited for it and is over: nothing this process returns helps.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.kind == LEDGER_BUSY
+    }
+}
+
+/// When a request stops asking other processes; set at its first ask.
+pub(crate) struct PressureDeadline(Option<Instant>);
+
+impl PressureDeadline {
+    pub(crate) fn new() -> Self {
+        Self(None)
+    }
+}
+
+impl Account {
+    /// Opens the account of a device and joins its ledger.
+    pub(crate) fn open(driver: &Driver, settings: &Settings, device: u32) -> Self {
+        let total = driver.total(device);
+        let of_device = total.unwrap_or(u64::MAX);
+        let mut start_limit = settings.limit(Whole { device: of_device, ledger: of_device });
+        let mut has_quota = false;
+        let ledger = match join(driver, &settings.ledger, device, total) {
+            Ok(Some(ledger)) => {
+                let whole = ledger.limit().unwrap_or(of_device);
+                start_limit = settings.limit(Whole { device: of_device, ledger: whole });
+                has_quota = set_quota(&ledger, settings, device, start_limit, total.unwrap_or(0));
+                Some(ledger)
+            }
+            Ok(None) => None,
+            Err(reason) => {
+                let text = format!("device {device} is not counted in a ledger: {reason}");
+                say_once(Kind::Ledger, &text);
+                None
+            }
+        };
+        Self {
+            start_limit,
+            has_quota,
+            used: AtomicU64::new(0),
+            ledger,
+            has_left: AtomicBool::new(false),
+            holders: Mutex::default(),
+        }
+    }
+
+    /// Charges `bytes`, rounded by [`rounded`]. Before a refusal for want of memory `reclaim` runs once, which returns what this process
+    /// does not use; then the other processes are asked for memory that they have cached.
+    pub(crate) fn charge(&self, bytes: u64, reclaim: impl FnOnce()) -> Result<(), Refusal> {
+        let mut pressure = PressureDeadline::new();
+        match self.try_charge(bytes) {
+            Err(refusal) if !refusal.is_busy() => reclaim(),
+            outcome => return outcome,
+        }
+        loop {
+            match self.try_charge(bytes) {
+                // Another process may take what was returned, so the charge is tried again until the time is over.
+                Err(refusal) if self.finds_room(bytes, &refusal, &mut pressure) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Asks the other processes for what they have cached, after a refusal for which that can help. Returns whether `bytes` may fit now.
+    pub(crate) fn finds_room(
+        &self,
+        bytes: u64,
+        refusal: &Refusal,
+        pressure: &mut PressureDeadline,
+    ) -> bool {
+        let left = pressure.0.get_or_insert_with(|| Instant::now() + PRESSURE_LIMIT);
+        let left = left.saturating_duration_since(Instant::now());
+        refusal.kind == LEDGER_LIMIT
+            && !left.is_zero()
+            && self.ledger().is_some_and(|ledger| ledger.press(bytes, left))
+    }
+
+    /// Charges `bytes` if they fit as things are. They count against the limit kept here once the ledger has granted them: bytes for
+    /// which another thread waits there refuse no request.
+    pub(crate) fn try_charge(&self, bytes: u64) -> Result<(), Refusal> {
+        // The ledger keeps its own quota.
+        let limit = self.start_limit.filter(|_| self.quotas().is_none()).unwrap_or(u64::MAX);
+        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
+        let beyond = |used: u64| Refusal {
+            kind: PROCESS_LIMIT,
+            reason: format!(
+                "{bytes} bytes do not fit: the limit of this process is {limit}, {used} are used"
+            ),
+        };
+        let used = self.used.load(Ordering::Acquire);
+        if fits(used).is_none() {
+            return Err(beyond(used));
+        }
+        let refuse = |kind, error: LedgerError| Err(Refusal { kind, reason: error.to_string() });
+        match self.ledger().map_or(Ok(()), |ledger| ledger.take(bytes)) {
+            Ok(()) => {}
+            Err(error @ LedgerError::OverQuota { .. }) => return refuse(PROCESS_LIMIT, error),
+            Err(error @ LedgerError::Full { .. }) => return refuse(LEDGER_LIMIT, error),
+            Err(error @ LedgerError::Busy { .. }) => return refuse(LEDGER_BUSY, error),
+            Err(error) => self.leave(&error),
+        }
+        let counted = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits);
+        counted.map(|_| ()).map_err(|used| {
+            self.give(bytes);
+            beyond(used)
+        })
+    }
+
+    /// Gives `bytes` back to the ledger.
+    fn give(&self, bytes: u64) {
+        if let Some(Err(error)) = self.ledger().map(|ledger| ledger.give(bytes)) {
+            self.leave(&error);
+        }
+    }
+
+    /// Releases `bytes` that were charged.
+    pub(crate) fn release(&self, bytes: u64) {
+        let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            Some(used.saturating_sub(bytes))
+        });
+        self.give(bytes);
+    }
+
+    /// The smaller of the limit of the process and the one of the ledger.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        let shared = self.ledger().and_then(|ledger| ledger.limit().ok());
+        [self.process_limit(), shared].into_iter().flatten().min()
+    }
+
+    /// The limit of the process now.
+    fn process_limit(&self) -> Option<u64> {
+        match self.quotas() {
+            Some(ledger) => ledger.quota_limit().ok().flatten(),
+            None => self.start_limit,
+        }
+    }
+
+    /// The ledger, if it keeps the limit of the process.
+    fn quotas(&self) -> Option<&Arc<Ledger>> {
+        self.ledger().filter(|_| self.has_quota)
+    }
+
+    /// The bytes that may still be charged.
+    pub(crate) fn available(&self) -> Option<u64> {
+        let used = self.used.load(Ordering::Acquire);
+        let own = self.process_limit().map(|limit| limit.saturating_sub(used));
+        let shared = self.ledger().and_then(|ledger| {
+            let snapshot = ledger.snapshot().ok()?;
+            // Unused grants of others, and what dead processes left, are taken back when they are needed. Their shares are not.
+            let living = snapshot.slots.iter().filter(|slot| slot.alive);
+            let reserved = living.map(|slot| match slot.index == ledger.slot() {
+                true => slot.used,
+                false => slot.used.max(slot.quota.guaranteed),
+            });
+            Some(snapshot.limit.saturating_sub(reserved.sum()))
+        });
+        [own, shared].into_iter().flatten().min()
+    }
+
+    /// Counts bytes that a library holds, for viewers.
+    pub(crate) fn note_held(&self, library: &'static str, bytes: u64) {
+        let mut holders = self.holders.lock();
+        match holders.bytes.iter_mut().find(|(name, _)| *name == library) {
+            Some((_, held)) => *held = held.saturating_add(bytes),
+            None => holders.bytes.push((library, bytes)),
+        }
+        self.publish(&mut holders);
+    }
+
+    /// Counts bytes that a library no longer holds.
+    pub(crate) fn note_freed(&self, library: &'static str, bytes: u64) {
+        let mut holders = self.holders.lock();
+        if let Some((_, held)) = holders.bytes.iter_mut().find(|(name, _)| *name == library) {
+            *held = held.saturating_sub(bytes);
+        }
+        self.publish(&mut holders);
+    }
+
+    /// Publishes every change, whether a viewer watches or not: a program may make no further driver call for hours. It makes no system
+    /// call.
+    fn publish(&self, holders: &mut Holders) {
+        if let Some(ledger) = self.ledger() {
+            holders.bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+            ledger.publish_tags(holders.bytes.iter().filter(|(_, bytes)| *bytes > 0).copied());
+        }
+    }
+
+    fn ledger(&self) -> Option<&Arc<Ledger>> {
+        self.ledger.as_ref().filter(|_| !self.has_left.load(Ordering::Acquire))
+    }
+
+    #[cold]
+    fn leave(&self, error: &LedgerError) {
+        if !self.has_left.swap(true, Ordering::AcqRel) {
+            if let Some(ledger) = &self.ledger {
+                ledger.leave();
+            }
+            // The slot is closed at the end of the process.
+            if !matches!(error, LedgerError::Closed { .. }) {
+                say_once(Kind::Ledger, &format!("no longer counted in the ledger: {error}"));
+            }
+        }
+    }
+}
+
+/// Bytes as they are charged.
+pub(crate) fn rounded(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX - u64::MAX % UNIT)
+}
+
+fn join(
+    driver: &Driver,
+    setting: &LedgerSetting,
+    device: u32,
+    total: Option<u64>,
+) -> Result<Option<Arc<Ledger>>, String> {
+    if *setting == LedgerSetting::Off {
+        return Ok(None);
+    }
+    let total = total.ok_or("the driver does not tell the memory of the device")?;
+    let own_key = || {
+        let uuid =
+            driver.uuid(device).ok_or("the driver does not tell the identity of the device")?;
+        DeviceKey::new(uuid_text(&uuid)).map_err(|error| error.to_string())
+    };
+    let config = match setting {
+        LedgerSetting::File(path) => {
+            let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or_default();
+            let key = DeviceKey::new(name).map_err(|error| error.to_string())?;
+            LedgerConfig::new(key).with_directory(path.parent().unwrap_or(path))
+        }
+        LedgerSetting::Directory(directory) => {
+            LedgerConfig::new(own_key()?).with_directory(directory)
+        }
+        LedgerSetting::On | LedgerSetting::Off => LedgerConfig::new(own_key()?),
+    };
+    let usable = total.saturating_sub(RESERVE.min(total / 16));
+    let ledger =
+        Arc::new(Ledger::open(config.with_limit(usable)).map_err(|error| error.to_string())?);
+    ledger.leave_at_exit();
+    Ok(Some(ledger))
+}
+
+/// Sets the quota that the process starts with. Returns whether the ledger keeps its limit. What cannot be kept is reported.
+fn set_quota(
+    ledger: &Ledger,
+    settings: &Settings,
+    device: u32,
+    limit: Option<u64>,
+    total: u64,
+) -> bool {
+    let whole = Whole { device: total, ledger: ledger.limit().unwrap_or(total) };
+    let mut quota = Quota::default();
+    quota.limit = limit;
+    quota.name = settings.name.clone();
+    let share = settings.guarantee.map_or(0, |share| share.of(whole));
+    quota.guaranteed = share.min(limit.unwrap_or(u64::MAX));
+    if quota.is_empty() {
+        return ledger.has_quotas();
+    }
+    let outcome = match ledger.set_quota(&quota) {
+        Err(error @ LedgerError::Guarantee { .. }) => {
+            say_once(Kind::Ledger, &format!("device {device}: {error}"));
+            ledger.set_quota(&quota.with_guaranteed(0))
+        }
+        outcome => outcome,
+    };
+    match outcome {
+        Ok(()) => true,
+        Err(LedgerError::NoQuotas { .. }) => false,
+        Err(error) => {
+            say_once(Kind::Ledger, &format!("device {device} has no quota in the ledger: {error}"));
+            false
+        }
+    }
+}
+
+/// The text of an identity, which is the key of the device's ledger.
+fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::from("GPU-");
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}

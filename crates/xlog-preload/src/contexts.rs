@@ -1,0 +1,85 @@
+//! The ends of contexts: the driver frees their memory and arrays. Pools and physical memory outlive them.
+
+use std::collections::HashMap;
+
+use crate::blocks::{Block, Space, release};
+use crate::driver::{CuResult, SUCCESS};
+use crate::messages::guarded;
+use crate::state::{State, existing};
+
+/// The contexts that took memory, with the device whose primary context each is.
+pub(crate) type Contexts = HashMap<u64, Option<u32>>;
+
+/// The current context, noted at its first use; 0 if there is none.
+pub(crate) fn current(state: &State, device: u32) -> u64 {
+    let Some(context) = state.driver.current_context().filter(|context| *context != 0) else {
+        return 0;
+    };
+    if !state.contexts.lock().contains_key(&context) {
+        let is_primary = state.driver.primary_context(device) == Some(context);
+        state.contexts.lock().insert(context, is_primary.then_some(device));
+    }
+    context
+}
+
+type Removed = Vec<((Space, u64), Block)>;
+
+fn remove_blocks(state: &State, context: u64) -> Removed {
+    let mut blocks = state.blocks.lock();
+    let is_of_context =
+        |_: &(Space, u64), block: &mut Block| block.context == context && block.pool.is_none();
+    blocks.extract_if(is_of_context).collect()
+}
+
+fn release_blocks(state: &State, context: u64, blocks: &Removed) {
+    state.contexts.lock().remove(&context);
+    for ((_, place), block) in blocks {
+        release(state, *place, None, block);
+    }
+}
+
+/// `cuCtxDestroy`.
+pub(crate) fn destroy(
+    real: unsafe extern "C" fn(u64) -> CuResult,
+    context: u64,
+    _caller: usize,
+) -> CuResult {
+    let removed = guarded(|| {
+        let state = existing().filter(|_| context != 0)?;
+        Some((state, remove_blocks(state, context)))
+    });
+    // SAFETY: the argument is the caller's own.
+    let result = unsafe { real(context) };
+    if let Some((state, blocks)) = removed.flatten() {
+        guarded(|| match result {
+            SUCCESS => release_blocks(state, context, &blocks),
+            _ => state.blocks.lock().extend(blocks),
+        });
+    }
+    result
+}
+
+/// `cuDevicePrimaryCtxRelease` and `cuDevicePrimaryCtxReset`: the memory goes if the context is not active afterwards.
+pub(crate) fn release_primary(
+    real: unsafe extern "C" fn(i32) -> CuResult,
+    device: i32,
+    _caller: usize,
+) -> CuResult {
+    // SAFETY: the argument is the caller's own.
+    let result = unsafe { real(device) };
+    if result == SUCCESS {
+        guarded(|| {
+            let (state, device) = (existing()?, u32::try_from(device).ok()?);
+            if state.driver.is_primary_active(device)? {
+                return None;
+            }
+            let contexts = state.contexts.lock();
+            let ended = contexts.iter().find(|(_, of)| **of == Some(device)).map(|(at, _)| *at);
+            drop(contexts);
+            let context = ended?;
+            release_blocks(state, context, &remove_blocks(state, context));
+            Some(())
+        });
+    }
+    result
+}

@@ -1,0 +1,344 @@
+//! The memory of CUDA graphs: what the driver has reserved for the allocation nodes of graphs.
+//!
+//! The driver takes this memory when a graph is first launched or uploaded, and keeps it until the executable graph is destroyed and
+//! the device's graph memory is trimmed. The bytes of the allocation nodes are known when a graph is instantiated. They are charged
+//! before the first launch and corrected to what the driver has reserved afterwards. Reuse inside a graph makes it less.
+//!
+//! When the last executable graph of a device is destroyed, its graph memory is trimmed: this process may make no further call while others need
+//! the memory. What still runs then is trimmed after the next synchronisation.
+//!
+//! Graphs without allocation nodes are not tracked. A trim may take memory from idle executable graphs. What it returned is charged again
+//! before their next launches, and corrected in the same way.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use xlog_base::Mutex;
+
+use crate::account::{Account, PressureDeadline, Refusal, rounded};
+use crate::blocks::{Freed, Request, written};
+use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS};
+use crate::messages::{Kind, guarded, say_once};
+use crate::pools;
+use crate::state::{State, existing};
+
+/// The steps in which the driver takes memory for graphs, at least.
+const GROWTH: u64 = 2 << 20;
+/// How deep child graphs are followed.
+const DEPTH: u32 = 8;
+
+/// What this process knows of graphs.
+#[derive(Default)]
+pub(crate) struct Graphs {
+    /// Executable graphs with allocation nodes.
+    executables: Mutex<HashMap<u64, Executable>>,
+    /// The number of entries, so that launches of other graphs take no lock.
+    count: AtomicU64,
+    devices: Mutex<HashMap<u32, GraphMemory>>,
+}
+
+/// The graph memory of one device.
+#[derive(Clone, Copy, Default)]
+struct GraphMemory {
+    charged: u64,
+    /// Bytes that trims have returned, and that graphs may take again.
+    trimmed: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Executable {
+    device: u32,
+    /// The bytes of its allocation nodes.
+    bytes: u64,
+    library: &'static str,
+    /// Whether its memory was charged since the last trim.
+    is_charged: bool,
+    /// Whether its memory is in the log and among what its library holds.
+    is_noted: bool,
+}
+
+impl Graphs {
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    fn insert(&self, handle: u64, executable: Executable) {
+        let mut executables = self.executables.lock();
+        executables.insert(handle, executable);
+        self.count.store(executables.len() as u64, Ordering::Release);
+    }
+
+    fn remove(&self, handle: u64) -> Option<Executable> {
+        let mut executables = self.executables.lock();
+        let removed = executables.remove(&handle);
+        self.count.store(executables.len() as u64, Ordering::Release);
+        removed
+    }
+
+    /// Corrects the charge of a device to what the driver has reserved for graphs. An error leaves the charge as it was.
+    fn correct(&self, driver: &Driver, account: &Account, device: u32) -> Result<(), Refusal> {
+        let mut devices = self.devices.lock();
+        let Some(memory) = devices.get_mut(&device) else { return Ok(()) };
+        let reserved = rounded(driver.graph_reserved(device).unwrap_or(memory.charged));
+        if reserved > memory.charged {
+            account.try_charge(reserved - memory.charged)?;
+        } else {
+            account.release(memory.charged - reserved);
+        }
+        memory.charged = reserved;
+        Ok(())
+    }
+
+    /// Adds to the charge of a device.
+    fn charge(&self, account: &Account, device: u32, bytes: u64) -> Result<(), Refusal> {
+        let mut devices = self.devices.lock();
+        account.try_charge(bytes)?;
+        devices.entry(device).or_default().charged += bytes;
+        Ok(())
+    }
+
+    fn of_device(&self, device: u32) -> GraphMemory {
+        self.devices.lock().get(&device).copied().unwrap_or_default()
+    }
+}
+
+/// Lets the driver return graph memory that no graph uses, before a request is refused.
+pub(crate) fn reclaim(state: &State, device: u32) {
+    if state.graphs.of_device(device).charged == 0 {
+        return;
+    }
+    correct(state, device);
+    let before = state.graphs.of_device(device).charged;
+    state.driver.trim_graphs(device);
+    note_trimmed(state, device, before);
+}
+
+/// Corrects the charges of graphs on all devices, after a synchronisation.
+pub(crate) fn correct_stale(state: &State) {
+    let devices: Vec<u32> = state.graphs.devices.lock().keys().copied().collect();
+    for device in devices {
+        correct(state, device);
+        trim_unused(state, device);
+    }
+}
+
+/// Lets the driver return the graph memory of a device that has no executable graph any more.
+fn trim_unused(state: &State, device: u32) {
+    let is_used =
+        state.graphs.executables.lock().values().any(|executable| executable.device == device);
+    if !is_used {
+        reclaim(state, device);
+    }
+}
+
+fn correct(state: &State, device: u32) {
+    if let Some(account) = state.account(device) {
+        // A refusal to raise the charge leaves it to the next launch.
+        let _ = state.graphs.correct(&state.driver, account, device);
+    }
+}
+
+/// Corrects the charge after a trim. If it returned memory, every graph of the device is charged again at its next launch.
+fn note_trimmed(state: &State, device: u32, before: u64) {
+    correct(state, device);
+    let returned = before.saturating_sub(state.graphs.of_device(device).charged);
+    if returned == 0 {
+        return;
+    }
+    if let Some(memory) = state.graphs.devices.lock().get_mut(&device) {
+        memory.trimmed = memory.trimmed.saturating_add(returned);
+    }
+    let mut executables = state.graphs.executables.lock();
+    let on_device = executables.values_mut().filter(|executable| executable.device == device);
+    on_device.for_each(|executable| executable.is_charged = false);
+}
+
+/// The bytes of the allocation nodes of a graph, and the device of the first of them.
+fn allocated_by(driver: &Driver, graph: u64, depth: u32) -> Option<(u32, u64)> {
+    let mut found: Option<(u32, u64)> = None;
+    let mut add = |device: u32, bytes: u64| {
+        let (first, sum) = found.unwrap_or((device, 0));
+        found = Some((first, sum.saturating_add(bytes)));
+    };
+    for node in driver.graph_nodes(graph) {
+        if let Some((device, bytes)) = driver.allocation_of_node(node) {
+            add(device, bytes);
+        } else if depth > 0
+            && let Some(child) = driver.child_graph(node)
+            && let Some((device, bytes)) = allocated_by(driver, child, depth - 1)
+        {
+            add(device, bytes);
+        }
+    }
+    found
+}
+
+fn note_instantiated(result: CuResult, out: *const u64, graph: u64, caller: usize) {
+    if result != SUCCESS {
+        return;
+    }
+    guarded(|| {
+        let request = Request::begin(None, 0, None, caller)?;
+        let state = request.state;
+        let (device, bytes) = allocated_by(&state.driver, graph, DEPTH)?;
+        let library = request.library();
+        let executable = Executable { device, bytes, library, is_charged: false, is_noted: false };
+        state.graphs.insert(written(out), executable);
+        Some(())
+    });
+}
+
+/// Charges a graph before it is launched or uploaded.
+fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+    let tracked = existing().filter(|state| !state.graphs.is_empty()).and_then(|state| {
+        let executable = *state.graphs.executables.lock().get(&handle)?;
+        Some((state, executable))
+    });
+    let Some((state, executable)) = tracked.filter(|(_, executable)| !executable.is_charged) else {
+        return call();
+    };
+    let device = executable.device;
+    let begun = guarded(|| {
+        let request = Request::begin(Some(device), executable.bytes, Some(stream), caller)?;
+        // A refusal to raise the charge is found again below.
+        let _ = state.graphs.correct(&state.driver, request.account, device);
+        let memory = state.graphs.of_device(device);
+        let bytes = executable.bytes.checked_next_multiple_of(GROWTH).unwrap_or(u64::MAX);
+        let bytes = if executable.is_noted { bytes.min(memory.trimmed) } else { bytes };
+        Some((admit(&request, rounded(bytes)), request, memory.charged))
+    });
+    let Some((admitted, request, before)) = begun.flatten() else { return call() };
+    if let Err(refusal) = &admitted {
+        guarded(|| request.note_refused(refusal));
+        return OUT_OF_MEMORY;
+    }
+    let result = call();
+    guarded(|| {
+        if state.graphs.correct(&state.driver, request.account, device).is_err() {
+            say_once(Kind::Pool, "graphs of the driver hold more than was charged for them");
+        }
+        if result != SUCCESS {
+            return request.note_failed(result);
+        }
+        if let Some(memory) = state.graphs.devices.lock().get_mut(&device) {
+            memory.trimmed = memory.trimmed.saturating_sub(memory.charged.saturating_sub(before));
+        }
+        let mut executables = state.graphs.executables.lock();
+        let Some(known) = executables.get_mut(&handle) else { return };
+        known.is_charged = true;
+        let is_first = !std::mem::replace(&mut known.is_noted, true);
+        drop(executables);
+        if is_first {
+            request.note_taken(handle, None);
+        }
+    });
+    result
+}
+
+/// Charges `bytes` of graph memory; before a refusal this process and then the others return what they do not use.
+fn admit(request: &Request, bytes: u64) -> Result<(), Refusal> {
+    let (state, account, device) = (request.state, request.account, request.device);
+    match state.graphs.charge(account, device, bytes) {
+        Err(refusal) if !refusal.is_busy() => pools::reclaim(state, device),
+        outcome => return outcome,
+    }
+    let mut pressure = PressureDeadline::new();
+    loop {
+        match state.graphs.charge(account, device, bytes) {
+            Err(refusal) if account.finds_room(bytes, &refusal, &mut pressure) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+type Instantiate = unsafe extern "C" fn(*mut u64, u64, u64, u64, usize) -> CuResult;
+
+/// `cuGraphInstantiate` of CUDA 10 and 11.
+pub(crate) fn instantiate(
+    real: Instantiate,
+    out: *mut u64,
+    graph: u64,
+    error_node: u64,
+    log: u64,
+    size: usize,
+    caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(out, graph, error_node, log, size) };
+    note_instantiated(result, out, graph, caller);
+    result
+}
+
+/// `cuGraphInstantiateWithFlags`, and `cuGraphInstantiateWithParams`, whose third argument is a pointer.
+pub(crate) fn instantiate_with(
+    real: unsafe extern "C" fn(*mut u64, u64, u64) -> CuResult,
+    out: *mut u64,
+    graph: u64,
+    flags: u64,
+    caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(out, graph, flags) };
+    note_instantiated(result, out, graph, caller);
+    result
+}
+
+/// `cuGraphLaunch` and `cuGraphUpload`.
+pub(crate) fn start(
+    real: unsafe extern "C" fn(u64, u64) -> CuResult,
+    handle: u64,
+    stream: u64,
+    caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    launch(handle, stream, caller, || unsafe { real(handle, stream) })
+}
+
+/// `cuGraphExecDestroy`. The driver keeps the memory for other graphs until it is trimmed; here if there is no other one.
+pub(crate) fn destroy(
+    real: unsafe extern "C" fn(u64) -> CuResult,
+    handle: u64,
+    _caller: usize,
+) -> CuResult {
+    // Before the call: the driver may give the handle to another graph.
+    let removed = guarded(|| {
+        let state = existing().filter(|state| !state.graphs.is_empty())?;
+        Some((state, state.graphs.remove(handle)?))
+    });
+    // SAFETY: the argument is the caller's own.
+    let result = unsafe { real(handle) };
+    if let Some((state, executable)) = removed.flatten() {
+        guarded(|| {
+            if result != SUCCESS {
+                return state.graphs.insert(handle, executable);
+            }
+            let Executable { device, bytes, library, is_noted, .. } = executable;
+            if is_noted {
+                let place = handle;
+                Freed { device, place, generation: None, bytes, stream: None, library }.note(state);
+            }
+            correct(state, device);
+            trim_unused(state, device);
+        });
+    }
+    result
+}
+
+/// `cuDeviceGraphMemTrim`.
+pub(crate) fn trim(
+    real: unsafe extern "C" fn(i32) -> CuResult,
+    device: i32,
+    _caller: usize,
+) -> CuResult {
+    let known = guarded(|| {
+        let (state, device) = (existing()?, u32::try_from(device).ok()?);
+        correct(state, device);
+        Some((state, device, state.graphs.of_device(device).charged))
+    });
+    // SAFETY: the argument is the caller's own.
+    let result = unsafe { real(device) };
+    if let Some((state, device, before)) = known.flatten() {
+        guarded(|| note_trimmed(state, device, before));
+    }
+    result
+}

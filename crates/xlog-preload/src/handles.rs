@@ -1,0 +1,271 @@
+//! Physical memory of `cuMemCreate`. It lives until its last handle is released and its last mapping is unmapped.
+//!
+//! A handle value may be reused by the driver while the memory behind its first meaning is still mapped, so allocations have numbers
+//! of their own. Memory that was imported from another process has no entry here: its exporter is charged.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::account::rounded;
+use crate::blocks::{Admission, Freed, charge, written};
+use crate::driver::{CuResult, SUCCESS, device_of};
+use crate::messages::guarded;
+use crate::state::{State, existing};
+
+type Id = u64;
+
+/// The physical memory of a process.
+#[derive(Default)]
+pub(crate) struct Handles {
+    last: Id,
+    by_handle: HashMap<u64, Named>,
+    allocations: HashMap<Id, Allocation>,
+    /// By address.
+    mappings: BTreeMap<u64, Mapping>,
+}
+
+/// What a handle value means now.
+#[derive(Clone, Copy)]
+struct Named {
+    id: Id,
+    references: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Allocation {
+    device: u32,
+    bytes: u64,
+    /// The first handle.
+    handle: u64,
+    library: &'static str,
+    references: u64,
+    mappings: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Mapping {
+    id: Id,
+    bytes: u64,
+}
+
+impl Handles {
+    /// Adds an allocation. Also returns the one whose handle the driver gave again, without the references by that handle.
+    fn insert(&mut self, allocation: Allocation) -> (Id, Option<Id>) {
+        self.last += 1;
+        let named = Named { id: self.last, references: 1 };
+        let replaced = self.by_handle.insert(allocation.handle, named);
+        if let Some(Named { id, references }) = replaced
+            && let Some(old) = self.allocations.get_mut(&id)
+        {
+            old.references = old.references.saturating_sub(references);
+        }
+        self.allocations.insert(self.last, allocation);
+        (self.last, replaced.map(|named| named.id))
+    }
+
+    fn remove_reference(&mut self, handle: u64) -> Option<Id> {
+        let named = self.by_handle.get_mut(&handle)?;
+        let id = named.id;
+        named.references -= 1;
+        if named.references == 0 {
+            self.by_handle.remove(&handle);
+        }
+        if let Some(allocation) = self.allocations.get_mut(&id) {
+            allocation.references = allocation.references.saturating_sub(1);
+        }
+        Some(id)
+    }
+
+    fn add_reference(&mut self, handle: u64, id: Id) {
+        let Some(allocation) = self.allocations.get_mut(&id) else { return };
+        allocation.references += 1;
+        let named = self.by_handle.entry(handle).or_insert(Named { id, references: 0 });
+        if named.id == id {
+            named.references += 1;
+        }
+    }
+
+    fn add_mapping(&mut self, address: u64, mapping: Mapping) {
+        if let Some(allocation) = self.allocations.get_mut(&mapping.id) {
+            allocation.mappings += 1;
+            self.mappings.insert(address, mapping);
+        }
+    }
+
+    fn remove_mapping(&mut self, address: u64) -> Option<Mapping> {
+        let mapping = self.mappings.remove(&address)?;
+        if let Some(allocation) = self.allocations.get_mut(&mapping.id) {
+            allocation.mappings = allocation.mappings.saturating_sub(1);
+        }
+        Some(mapping)
+    }
+
+    fn remove_mappings(&mut self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
+        let range = address..address.saturating_add(bytes);
+        let addresses: Vec<u64> = self.mappings.range(range).map(|(at, _)| *at).collect();
+        addresses.into_iter().filter_map(|at| Some((at, self.remove_mapping(at)?))).collect()
+    }
+
+    /// The allocation that is mapped at an address.
+    fn mapped_at(&self, address: u64) -> Option<Id> {
+        let (start, mapping) = self.mappings.range(..=address).next_back()?;
+        (address - start < mapping.bytes).then_some(mapping.id)
+    }
+
+    /// Removes an allocation that has neither a handle nor a mapping.
+    fn take_if_dead(&mut self, id: Id) -> Option<Allocation> {
+        let allocation = self.allocations.get(&id)?;
+        if allocation.references > 0 || allocation.mappings > 0 {
+            return None;
+        }
+        self.allocations.remove(&id)
+    }
+}
+
+/// Releases the bytes of an allocation whose last handle or mapping has gone.
+fn release_if_dead(state: &State, id: Id) {
+    let dead = state.handles.lock().take_if_dead(id);
+    let Some(Allocation { device, bytes, handle, library, .. }) = dead else { return };
+    if let Some(account) = state.account(device) {
+        account.release(rounded(bytes));
+    }
+    let generation = Some(id);
+    Freed { device, place: handle, generation, bytes, stream: None, library }.note(state);
+}
+
+/// `cuMemCreate`. Host memory is not counted.
+pub(crate) fn create(
+    real: unsafe extern "C" fn(*mut u64, usize, *const i32, u64) -> CuResult,
+    out: *mut u64,
+    bytes: usize,
+    properties: *const i32,
+    flags: u64,
+    caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let call = || unsafe { real(out, bytes, properties, flags) };
+    let Some(device) = device_of(properties) else { return call() };
+    let request = match charge(Some(device), bytes as u64, caller) {
+        Admission::Admitted(request) => request,
+        Admission::Refused(result) => return result,
+        Admission::PassedOn => return call(),
+    };
+    let result = call();
+    guarded(|| {
+        if result != SUCCESS {
+            request.account.release(rounded(bytes as u64));
+            return request.note_failed(result);
+        }
+        let handle = written(out);
+        let (id, replaced) = request.state.handles.lock().insert(Allocation {
+            device,
+            bytes: bytes as u64,
+            handle,
+            library: request.library(),
+            references: 1,
+            mappings: 0,
+        });
+        if let Some(replaced) = replaced {
+            release_if_dead(request.state, replaced);
+        }
+        request.note_taken(handle, Some(id));
+    });
+    result
+}
+
+/// `cuMemRelease`.
+pub(crate) fn release(
+    real: unsafe extern "C" fn(u64) -> CuResult,
+    handle: u64,
+    _caller: usize,
+) -> CuResult {
+    let removed = guarded(|| {
+        let state = existing()?;
+        let id = state.handles.lock().remove_reference(handle)?;
+        Some((state, id))
+    });
+    // SAFETY: the argument is the caller's own.
+    let result = unsafe { real(handle) };
+    if let Some((state, id)) = removed.flatten() {
+        guarded(|| match result {
+            SUCCESS => release_if_dead(state, id),
+            _ => state.handles.lock().add_reference(handle, id),
+        });
+    }
+    result
+}
+
+/// `cuMemMap`.
+pub(crate) fn map(
+    real: unsafe extern "C" fn(u64, usize, usize, u64, u64) -> CuResult,
+    address: u64,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: u64,
+    _caller: usize,
+) -> CuResult {
+    // Before the call: another thread may release the handle as soon as the memory is mapped.
+    let added = guarded(|| {
+        let state = existing()?;
+        let mut handles = state.handles.lock();
+        let id = handles.by_handle.get(&handle)?.id;
+        let is_new = !handles.mappings.contains_key(&address);
+        is_new.then(|| handles.add_mapping(address, Mapping { id, bytes: bytes as u64 }))?;
+        Some((state, id))
+    });
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(address, bytes, offset, handle, flags) };
+    if let (Some((state, id)), true) = (added.flatten(), result != SUCCESS) {
+        guarded(|| {
+            state.handles.lock().remove_mapping(address);
+            release_if_dead(state, id);
+        });
+    }
+    result
+}
+
+/// `cuMemUnmap`, of any number of mappings.
+pub(crate) fn unmap(
+    real: unsafe extern "C" fn(u64, usize) -> CuResult,
+    address: u64,
+    bytes: usize,
+    _caller: usize,
+) -> CuResult {
+    let removed = guarded(|| {
+        let state = existing()?;
+        Some((state, state.handles.lock().remove_mappings(address, bytes as u64)))
+    });
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(address, bytes) };
+    if let Some((state, mappings)) = removed.flatten() {
+        guarded(|| {
+            for (address, mapping) in mappings {
+                match result {
+                    SUCCESS => release_if_dead(state, mapping.id),
+                    _ => state.handles.lock().add_mapping(address, mapping),
+                }
+            }
+        });
+    }
+    result
+}
+
+/// `cuMemRetainAllocationHandle`: one more reference, perhaps by another handle.
+pub(crate) fn retain(
+    real: unsafe extern "C" fn(*mut u64, u64) -> CuResult,
+    out: *mut u64,
+    address: u64,
+    _caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(out, address) };
+    if result == SUCCESS {
+        guarded(|| {
+            let mut handles = existing()?.handles.lock();
+            let id = handles.mapped_at(address)?;
+            handles.add_reference(written(out), id);
+            Some(())
+        });
+    }
+    result
+}

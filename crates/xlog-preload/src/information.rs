@@ -1,0 +1,54 @@
+//! What the driver reports of a device's memory, within the limit: frameworks size themselves by it, and print it when memory is out.
+
+use crate::driver::{CuResult, SUCCESS};
+use crate::messages::guarded;
+use crate::state::state;
+
+/// `cuMemGetInfo`.
+pub(crate) fn memory(
+    real: unsafe extern "C" fn(*mut usize, *mut usize) -> CuResult,
+    free: *mut usize,
+    total: *mut usize,
+    _caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(free, total) };
+    if result == SUCCESS {
+        guarded(|| {
+            let state = state()?;
+            let account = state.account(state.driver.current_device()?)?;
+            lower(total, account.limit());
+            lower(free, account.available());
+            Some(())
+        });
+    }
+    result
+}
+
+/// `cuDeviceTotalMem`.
+pub(crate) fn total(
+    real: unsafe extern "C" fn(*mut usize, i32) -> CuResult,
+    bytes: *mut usize,
+    device: i32,
+    _caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(bytes, device) };
+    if result == SUCCESS {
+        guarded(|| {
+            let account = state()?.account(u32::try_from(device).ok()?)?;
+            lower(bytes, account.limit());
+            Some(())
+        });
+    }
+    result
+}
+
+/// Lowers what the driver wrote to `limit`.
+fn lower(value: *mut usize, limit: Option<u64>) {
+    // SAFETY: the driver wrote to the caller's pointer and reported success; the driver accepts null for a value not wanted.
+    let value = unsafe { value.as_mut() };
+    if let (Some(value), Some(limit)) = (value, limit) {
+        *value = (*value).min(usize::try_from(limit).unwrap_or(usize::MAX));
+    }
+}

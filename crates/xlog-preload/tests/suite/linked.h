@@ -1,0 +1,7 @@
+LINK(cuInit) LINK(cuDevicePrimaryCtxRetain) LINK(cuCtxSetCurrent) LINK(cuMemAlloc_v2) LINK(cuMemAllocManaged) LINK(cuMemAllocPitch_v2)
+LINK(cuMemFree_v2) LINK(cuMemAllocAsync) LINK(cuMemAllocFromPoolAsync) LINK(cuMemFreeAsync) LINK(cuStreamSynchronize)
+LINK(cuMemPoolCreate) LINK(cuMemPoolDestroy) LINK(cuMemPoolTrimTo) LINK(cuMemCreate) LINK(cuMemRelease) LINK(cuMemMap) LINK(cuMemUnmap)
+LINK(cuMemRetainAllocationHandle) LINK(cuArrayCreate_v2) LINK(cuArray3DCreate_v2) LINK(cuMipmappedArrayCreate) LINK(cuArrayDestroy)
+LINK(cuMipmappedArrayDestroy) LINK(cuCtxCreate_v2) LINK(cuCtxDestroy_v2) LINK(cuDevicePrimaryCtxReset_v2) LINK(cuMemGetInfo_v2)
+LINK(cuDeviceTotalMem_v2) LINK(cuGraphInstantiateWithFlags) LINK(cuGraphInstantiate_v2) LINK(cuGraphLaunch) LINK(cuGraphUpload)
+LINK(cuGraphExecDestroy) LINK(cuDeviceGraphMemTrim)
