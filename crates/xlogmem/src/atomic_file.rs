@@ -17,6 +17,12 @@ pub(crate) fn is_stdout(output: &Path) -> bool {
     output == Path::new("-")
 }
 
+/// Whether a refusal is of an output to `-` whose reader has gone.
+pub(crate) fn has_no_reader(refusal: &str) -> bool {
+    let reason = std::io::Error::from(rustix::io::Errno::PIPE).to_string();
+    refusal.starts_with("-: ") && refusal.ends_with(&reason)
+}
+
 /// The file that becomes the output when it is complete.
 pub(crate) struct AtomicFile {
     /// Where it is written, and where it goes; `None` when it is there already.

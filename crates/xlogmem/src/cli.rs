@@ -7,7 +7,7 @@ use xlog_cuda::XlogError;
 use xlog_report::Trouble;
 
 use crate::ledger::LedgerArguments;
-use crate::run::{RelationalArguments, StackArguments, TenantsArguments};
+use crate::run::{FixpointArguments, RelationalArguments, StackArguments, TenantsArguments};
 use crate::size::count;
 
 /// See, check and exercise device memory from the command line.
@@ -28,6 +28,11 @@ struct Cli {
 pub(crate) enum Command {
     /// Show which device would be used and why, and check that it works
     Doctor(DoctorArguments),
+    /// Run any CUDA program under the ledger, with a limit and a log
+    ///
+    /// Preloads a library that counts every driver call that takes or gives device memory, refuses what is beyond the limit, and logs
+    /// it with the library that asked. The program needs no change.
+    Exec(crate::exec::ExecArguments),
     /// Show the memory of each device by process
     Ledger(LedgerArguments),
     /// Watch the processes that share devices: bytes, peaks, rates and tags, live
@@ -81,7 +86,7 @@ pub(crate) enum RunCommand {
     ///
     /// A round joins the pairs that the round before found with the edges, in parts on all streams, and keeps what is new in a hash
     /// set, until there is nothing new. The pairs are then compared with a search of the host from every vertex. Rows: edges.
-    Fixpoint(RelationalArguments),
+    Fixpoint(FixpointArguments),
     /// Sort numbers, with scratch that is dropped as soon as its launch is queued
     ///
     /// A radix sort of 64-bit numbers in eight passes. The result is then compared with the host's. Rows: numbers.
@@ -213,7 +218,7 @@ pub(crate) fn parse() -> Result<Command, Refusal> {
     })
 }
 
-/// The first paragraph of the parser's message, which is what went wrong, and the names that it finds similar, as one line.
+/// The first paragraph of the parser's message, which is what went wrong, and the name that it finds most similar, as one line.
 fn one_line(message: &str) -> String {
     let paragraph: Vec<&str> =
         message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
@@ -221,10 +226,22 @@ fn one_line(message: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let tips = message.lines().filter(|line| line.trim().starts_with("tip:"));
     let similar = tips.filter_map(|tip| tip.split_once(" exist: ").or(tip.split_once(" exists: ")));
-    match similar.map(|(_, names)| names).next() {
-        Some(names) => format!("{text}; did you mean {names}? Try 'xlogmem --help'"),
-        None => format!("{text}; try 'xlogmem --help'"),
+    // The most similar comes last.
+    let mut similar = similar.filter_map(|(_, names)| names.rsplit(", ").next());
+    let help = help_of(message);
+    match similar.next() {
+        Some(name) => format!("{text}; did you mean {name}? Try '{help} --help'"),
+        None => format!("{text}; try '{help} --help'"),
     }
+}
+
+/// The command that the message is about, from its line of usage.
+fn help_of(message: &str) -> String {
+    let usage = message.lines().find_map(|line| line.strip_prefix("Usage: "));
+    let is_name = |word: &&str| word.chars().all(|letter| letter.is_ascii_lowercase());
+    let words: Vec<&str> =
+        usage.unwrap_or_default().split_whitespace().take_while(is_name).collect();
+    if words.first() == Some(&"xlogmem") { words.join(" ") } else { "xlogmem".to_owned() }
 }
 
 /// The arguments of `run handoff`, as if given on the command line.
@@ -262,7 +279,9 @@ mod tests {
         assert_eq!(one_line(message), "the following are missing: <A> <B>; try 'xlogmem --help'");
         let message =
             "error: unrecognized 'x'\n\n  tip: some similar subcommands exist: 'y', 'z'\n\n";
-        let due = "unrecognized 'x'; did you mean 'y', 'z'? Try 'xlogmem --help'";
+        let due = "unrecognized 'x'; did you mean 'z'? Try 'xlogmem --help'";
         assert_eq!(one_line(message), due);
+        let message = "error: unexpected '--x'\n\nUsage: xlogmem run join [OPTIONS]\n";
+        assert_eq!(one_line(message), "unexpected '--x'; try 'xlogmem run join --help'");
     }
 }

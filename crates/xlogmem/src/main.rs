@@ -13,6 +13,7 @@ mod cli;
 mod convert;
 mod diff;
 mod doctor;
+mod exec;
 mod generate;
 mod ledger;
 mod replay;
@@ -43,6 +44,10 @@ fn main() -> ExitCode {
     let mut status = ExitCode::SUCCESS;
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
+        Ok(Command::Exec(arguments)) => exec::run(&arguments).map(|(code, warning)| {
+            status = ExitCode::from(code);
+            Output { warnings: warning.into_iter().collect(), ..Output::default() }
+        }),
         Ok(Command::Ledger(arguments)) => ledger::run(&arguments),
         Ok(Command::Demo(arguments)) => run::demo(&arguments),
         Ok(Command::Top(arguments)) => top::run(&arguments),
@@ -81,6 +86,8 @@ fn main() -> ExitCode {
             (output.text, status)
         }
         Err(Refusal::Shown(text)) => (text, ExitCode::SUCCESS),
+        // A reader of `-` that has seen enough, such as head.
+        Err(Refusal::Line(line)) if atomic_file::has_no_reader(&line) => return ExitCode::SUCCESS,
         Err(Refusal::Line(line)) => {
             complain(&line);
             return ExitCode::from(REFUSED);
@@ -105,7 +112,8 @@ fn is_shown(failure: &str, text: &str) -> bool {
 
 /// One line on standard error, also where a name in it has line breaks or what a terminal would obey.
 fn complain(line: &str) {
-    eprintln!("xlogmem: {}", escape::line(line));
+    // An exit status is worth more than a line that cannot be written.
+    let _ = writeln!(std::io::stderr(), "xlogmem: {}", escape::line(line));
 }
 
 /// The output of a command that was understood.

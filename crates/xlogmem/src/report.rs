@@ -22,9 +22,10 @@ use crate::cli::{Refusal, option};
 
 Exit status: 0 written; 1 written, and the peak is above --budget; 2 the command line was refused, a log cannot be read or is not whole, or an output cannot be written.")]
 pub(crate) struct ReportArguments {
-    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input
-    #[arg(value_name = "LOG")]
-    log: PathBuf,
+    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input. Several xtrace files, such as those of the
+    /// processes of a run, make one report
+    #[arg(value_name = "LOG", required = true)]
+    logs: Vec<PathBuf>,
 
     /// Write the report as one page that opens in a browser, offline; - is standard output
     #[arg(short, long, value_name = "FILE")]
@@ -87,8 +88,16 @@ fn report(arguments: &ReportArguments) -> Result<(Output, Analysis, Option<Analy
         input.begin().map_err(Trouble::into_line)?;
         Ok(input)
     };
+    let name = joined_name(&arguments.logs);
     // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
-    let log = open(&arguments.log)?;
+    let log = match arguments.logs.as_slice() {
+        [log] => open(log)?,
+        several => {
+            let input = Input::joined(&name, several, Strict(false))?;
+            input.begin().map_err(Trouble::into_line)?;
+            input
+        }
+    };
     let compared = arguments.compare.as_deref().map(open).transpose()?;
     let create = |path: &Option<PathBuf>| path.as_deref().map(AtomicFile::create).transpose();
     let (page, svg, png) =
@@ -134,6 +143,17 @@ fn report(arguments: &ReportArguments) -> Result<(Output, Analysis, Option<Analy
     Ok((Output { text, failure, ..Output::default() }, analysis, other))
 }
 
+/// What several logs are called together.
+pub(crate) fn joined_name(logs: &[PathBuf]) -> PathBuf {
+    match logs {
+        [first, rest @ ..] if !rest.is_empty() => {
+            PathBuf::from(format!("{} and {} more", first.display(), rest.len()))
+        }
+        [first, ..] => first.clone(),
+        [] => PathBuf::new(),
+    }
+}
+
 /// Writes all files beside their places, then moves all of them there.
 fn write(files: Vec<(AtomicFile, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>, String> {
     for (part, path, bytes) in &files {
@@ -151,7 +171,8 @@ fn write(files: Vec<(AtomicFile, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>
 fn check_outputs(arguments: &ReportArguments) -> Result<(), String> {
     let place = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     let outputs = [&arguments.output, &arguments.svg, &arguments.png];
-    let mut taken: Vec<(PathBuf, &str)> = vec![(place(&arguments.log), "the log")];
+    let mut taken: Vec<(PathBuf, &str)> =
+        arguments.logs.iter().map(|log| (place(log), "the log")).collect();
     taken.extend(arguments.compare.as_ref().map(|path| (place(path), "the log to compare with")));
     for path in outputs.into_iter().flatten() {
         let own = place(path);

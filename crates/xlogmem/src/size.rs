@@ -24,6 +24,14 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     Err(format!("{text:?} is not a size: {reason}; expected {ACCEPTED}"))
 }
 
+/// Parses a number of bytes, at least one, or a share such as `50%`.
+pub(crate) fn parse_or_share(text: &str) -> Result<ByteSize, String> {
+    match text.trim().parse() {
+        Ok(share @ ByteSize::Share(_)) => Ok(share),
+        _ => parse(text).map(ByteSize::Bytes),
+    }
+}
+
 /// Parses whole numbers of a range, also with an exponent.
 pub(crate) fn count<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,

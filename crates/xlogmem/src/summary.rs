@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use xlog_report::text::times_text;
-use xlog_report::text_report::{TextReport, size};
+use xlog_report::text::{seconds, times_text};
+use xlog_report::text_report::{TextReport, count, size};
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
-use xlog_trace::{Ordered, Source, Summary, TimesReport, Usage};
+use xlog_trace::{Ordered, ReservedUsage, Source, Summary, TimesReport, Usage};
 
 use crate::Output;
 use crate::cli::{Refusal, option};
+use crate::report::joined_name;
 
 const SCHEMA: u32 = 1;
 /// Rows shown of each table; the JSON has all.
@@ -24,9 +25,10 @@ const ROWS: usize = 10;
                         line was refused, or the log cannot be read."
 )]
 pub(crate) struct SummaryArguments {
-    /// The log: xtrace, csv or rmm-csv; - is standard input
-    #[arg(value_name = "LOG")]
-    log: PathBuf,
+    /// The log: xtrace, csv or rmm-csv; - is standard input. Several xtrace files, such as those of the processes of a run, are
+    /// summarized together
+    #[arg(value_name = "LOG", required = true)]
+    logs: Vec<PathBuf>,
 
     /// Its format, where its beginning is damaged [default: what the file begins with]
     #[arg(long, value_name = "FORMAT")]
@@ -55,6 +57,15 @@ impl TagRow {
     }
 }
 
+/// The usage of one sampled stack.
+#[derive(Serialize, Debug)]
+struct StackRow {
+    /// The innermost frame first.
+    frames: Vec<String>,
+    #[serde(flatten)]
+    usage: Usage,
+}
+
 /// The times of one action.
 #[derive(Serialize, Debug)]
 struct TimesRow {
@@ -76,6 +87,10 @@ struct LeakRow {
     pointer: String,
     bytes: u64,
     tag: String,
+    /// Source file and line of the allocation; empty when the log does not have it.
+    site: String,
+    /// The sampled stack of the allocation, the innermost frame first.
+    stack: Vec<String>,
     stream: Option<u32>,
     thread: u64,
     order: u64,
@@ -97,11 +112,15 @@ struct Numbers {
     total: Option<TagRow>,
     peak_order: u64,
     peak_time_nanos: u64,
+    #[serde(skip)]
+    peak_after_nanos: u64,
     duration_nanos: u64,
     by_tag: Vec<TagRow>,
     by_stream: Vec<TagRow>,
     by_thread: Vec<TagRow>,
     by_query: Vec<TagRow>,
+    by_site: Vec<TagRow>,
+    by_stack: Vec<StackRow>,
     by_device: Vec<TagRow>,
     /// By action, those of the log that have a time.
     call_times: Vec<TimesRow>,
@@ -109,6 +128,8 @@ struct Numbers {
     leaks: Vec<LeakRow>,
     unknown_frees: u64,
     missing_frees: u64,
+    /// What allocators held of the device, in use or not; `null` where the log has no segments.
+    reserved: Option<ReservedUsage>,
     /// Records that came too late for their place in the history; none means that peaks are exact.
     late_records: u64,
 }
@@ -127,9 +148,14 @@ struct Report {
 /// Runs the command.
 pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
+    let name = joined_name(&arguments.logs);
     let mut report =
-        Report { schema: SCHEMA, log: arguments.log.display().to_string(), ..Report::default() };
-    let input = Input::new(&arguments.log, from, Strict(arguments.strict)).once();
+        Report { schema: SCHEMA, log: name.display().to_string(), ..Report::default() };
+    let strict = Strict(arguments.strict);
+    let input = match arguments.logs.as_slice() {
+        [log] => Input::new(log, from, strict).once(),
+        several => Input::joined(&name, several, strict).map_err(Refusal::Line)?,
+    };
     report.error = Refusal::or_found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
     let output = Output::of(&report, arguments.json, render, report.error.clone());
@@ -162,11 +188,20 @@ impl Numbers {
             total: Some(TagRow::new("all", &summary.total)),
             peak_order: summary.peak_order,
             peak_time_nanos: summary.peak_time_nanos,
+            peak_after_nanos: summary
+                .time_nanos
+                .map_or(0, |(first, _)| summary.peak_time_nanos.saturating_sub(first)),
             duration_nanos: summary.time_nanos.map_or(0, |(first, last)| last - first),
             by_tag: all(&summary.by_tag),
             by_stream: all(&summary.by_stream),
             by_thread: all(&summary.by_thread),
             by_query: all(&summary.by_query),
+            by_site: all(&summary.by_site),
+            by_stack: summary
+                .by_stack
+                .iter()
+                .map(|(frames, usage)| StackRow { frames: frames.clone(), usage: *usage })
+                .collect(),
             call_times: times
                 .iter()
                 .map(|(action, times)| TimesRow {
@@ -191,6 +226,8 @@ impl Numbers {
                     pointer: format!("{:#x}", leak.block.ptr),
                     bytes: leak.block.charged,
                     tag: leak.tag.clone(),
+                    site: leak.site.clone(),
+                    stack: leak.stack.clone(),
                     stream: leak.block.stream,
                     thread: leak.block.thread,
                     order: leak.block.order,
@@ -199,6 +236,7 @@ impl Numbers {
                 .collect(),
             unknown_frees: summary.unknown_frees,
             missing_frees: summary.missing_frees,
+            reserved: summary.reserved,
             late_records,
         }
     }
@@ -233,21 +271,34 @@ fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
         page.line(
             "calls",
             &format!(
-                "{} allocations, {} frees, {} failures",
-                total.allocations, total.frees, total.failures
+                "{}, {}, {}",
+                count(total.allocations, "allocation"),
+                count(total.frees, "free"),
+                count(total.failures, "failure")
             ),
         );
         page.line(
             "peak granted",
-            &format!("{} in {} blocks", size(total.peak_bytes), total.peak_blocks),
+            &format!("{} in {}", size(total.peak_bytes), count(total.peak_blocks, "block")),
         );
-        page.line("at", &format!("order {}", numbers.peak_order));
+        let after = seconds(numbers.peak_after_nanos);
+        page.line("at", &format!("{after} after the first record, order {}", numbers.peak_order));
         page.line(
             "at the end",
-            &format!("{} in {} blocks", size(total.live_bytes), total.live_blocks),
+            &format!("{} in {}", size(total.live_bytes), count(total.live_blocks, "block")),
         );
     }
-    page.line("duration", &format!("{:.3} s", numbers.duration_nanos as f64 / 1e9));
+    if let Some(usage) = &numbers.reserved {
+        let ReservedUsage { peak_bytes, at_peak_bytes, end_bytes, .. } = *usage;
+        let text = format!(
+            "{} at most, {} at the peak, {} at the end",
+            size(peak_bytes),
+            size(at_peak_bytes),
+            size(end_bytes)
+        );
+        page.line("reserved", &text);
+    }
+    page.line("duration", &seconds(numbers.duration_nanos));
     if numbers.unknown_frees + numbers.missing_frees + numbers.late_records > 0 {
         page.line(
             "gaps",
@@ -258,7 +309,7 @@ fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
         );
     }
     for failure in &numbers.failures {
-        page.line("failed", &format!("{} times: {}", failure.count, failure.name));
+        page.line("failed", &format!("{}: {}", count(failure.count, "time"), failure.name));
     }
     table(page, "By tag", &numbers.by_tag);
     table(page, "By stream", &numbers.by_stream);
@@ -267,6 +318,12 @@ fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
     }
     if !numbers.by_query.is_empty() {
         table(page, "By query", &numbers.by_query);
+    }
+    if !numbers.by_site.is_empty() {
+        table(page, "By call site", &numbers.by_site);
+    }
+    if !numbers.by_stack.is_empty() {
+        stacks(page, &numbers.by_stack);
     }
     if numbers.by_device.len() > 1 {
         table(page, "By device", &numbers.by_device);
@@ -279,18 +336,20 @@ fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
     }
     page.title("Sizes");
     for row in &numbers.sizes {
-        page.line(&format!("from {}", size(row.from)), &format!("{} requests", row.requests));
+        page.line(&format!("from {}", size(row.from)), &count(row.requests, "request"));
     }
     if !numbers.leaks.is_empty() {
         page.title(reading.leaks_title());
     }
     for leak in numbers.leaks.iter().take(ROWS) {
         let tag = if leak.tag.is_empty() { "untagged" } else { &leak.tag };
+        let at = if leak.site.is_empty() { "" } else { ", at " };
         page.line(
             &leak.pointer,
             &format!(
-                "{}, {tag}, order {}, age {:.3} s",
+                "{}, {tag}{at}{}, order {}, age {:.3} s",
                 size(leak.bytes),
+                leak.site,
                 leak.order,
                 leak.age_nanos as f64 / 1e9
             ),
@@ -312,14 +371,39 @@ fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
         page.line(
             label,
             &format!(
-                "peak granted {}, at the end {}, {} allocations",
+                "peak granted {}, at the end {}, {}",
                 size(row.usage.peak_bytes),
                 size(row.usage.live_bytes),
-                row.usage.allocations
+                count(row.usage.allocations, "allocation")
             ),
         );
     }
     more(page, rows.len());
+}
+
+/// Stacks shown, and frames of each.
+const STACKS: usize = 3;
+const FRAMES: usize = 12;
+
+fn stacks(page: &mut TextReport, rows: &[StackRow]) {
+    page.title("By sampled stack");
+    for row in rows.iter().take(STACKS) {
+        page.row(&format!(
+            "peak granted {}, at the end {}, {}",
+            size(row.usage.peak_bytes),
+            size(row.usage.live_bytes),
+            count(row.usage.allocations, "allocation")
+        ));
+        for frame in row.frames.iter().take(FRAMES) {
+            page.row(&format!("  {frame}"));
+        }
+        if row.frames.len() > FRAMES {
+            page.row(&format!("  and {} more frames", row.frames.len() - FRAMES));
+        }
+    }
+    if rows.len() > STACKS {
+        page.row(&format!("and {} more stacks; --json has them", rows.len() - STACKS));
+    }
 }
 
 fn more(page: &mut TextReport, rows: usize) {

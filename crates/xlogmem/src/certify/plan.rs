@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Bug {
-    /// Nothing: whoever complains is wrong
+    /// Nothing: every finding is a false alarm
     None,
     /// A kernel writes the byte behind the requested ones
     Overflow,

@@ -1,8 +1,9 @@
 //! `xlogmem ledger`: the memory of each device by process.
 //!
-//! Reading takes no part: no slot, no lock, no write. `--reclaim` and `--limit` join each ledger for a moment.
+//! Reading takes no part: no slot, no lock, no write. `--reclaim`, `--limit` and `--process` join each ledger for a moment.
 
 mod arguments;
+mod quota;
 mod report;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use xlog_cuda::{ByteSize, XlogError};
 use crate::cli::Refusal;
 use crate::{Output, print};
 pub(crate) use arguments::LedgerArguments;
+use quota::Change;
 use report::{Found, Freed, Report};
 
 /// The ledger to read: one file, or all of a directory.
@@ -70,6 +72,9 @@ impl LedgerLocation {
 pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
     let place = place(arguments.ledger.as_deref())?;
     let limit = arguments.limit.as_deref().map(|text| limit(text, &place)).transpose()?;
+    if let Some(change) = Change::of(arguments)? {
+        change.apply(&place)?;
+    }
     let rounds = if arguments.watch { arguments.count.unwrap_or(u64::MAX) } else { 1 };
     for round in 1..rounds {
         let first = round == 1;

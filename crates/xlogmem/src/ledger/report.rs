@@ -31,6 +31,10 @@ pub(super) struct Found {
     limit_bytes: Option<u64>,
     used_bytes: Option<u64>,
     granted_bytes: Option<u64>,
+    /// The part of `used_bytes` that living processes have cached, as far as they publish it.
+    cached_bytes: Option<u64>,
+    /// The part of `used_bytes` of freed blocks that wait for work on streams, as far as it is published.
+    pending_bytes: Option<u64>,
     free_bytes: Option<u64>,
     /// Grants are being handed back because a request needed them.
     pressure: Option<bool>,
@@ -55,7 +59,18 @@ struct Slot {
     used_bytes: u64,
     granted_bytes: u64,
     peak_bytes: u64,
+    /// The part of `used_bytes` that live blocks hold; none if the process does not publish it, like the next three.
+    live_bytes: Option<u64>,
+    cached_bytes: Option<u64>,
+    pending_bytes: Option<u64>,
+    /// Whether it has answered the last request of another process for cached memory.
+    answers: Option<bool>,
     seconds: Option<f64>,
+    /// The quota of the process: its limit, none if it has no limit of its own.
+    quota_bytes: Option<u64>,
+    /// The share that others leave free for it.
+    guaranteed_bytes: u64,
+    quota_name: Option<String>,
 }
 
 impl Freed {
@@ -78,6 +93,8 @@ impl Found {
             limit_bytes: Some(snapshot.limit),
             used_bytes: Some(snapshot.used()),
             granted_bytes: Some(snapshot.granted()),
+            cached_bytes: Some(snapshot.cached()),
+            pending_bytes: Some(snapshot.pending()),
             free_bytes: Some(snapshot.free),
             pressure: Some(snapshot.pressure),
             capacity: Some(snapshot.capacity),
@@ -100,6 +117,10 @@ impl Found {
         let bytes = |bytes: Option<u64>| size(bytes.unwrap_or(0));
         page.line("limit", &bytes(self.limit_bytes));
         page.line("used", &bytes(self.used_bytes));
+        let parts = [("cached", self.cached_bytes), ("pending", self.pending_bytes)];
+        for (label, part) in parts.iter().filter(|(_, part)| part.is_some_and(|part| part > 0)) {
+            page.line(&format!("of it {label}"), &bytes(*part));
+        }
         let granted = bytes(self.granted_bytes);
         page.line(
             "granted, not used",
@@ -134,9 +155,27 @@ impl Slot {
             used_bytes: slot.used,
             granted_bytes: slot.granted,
             peak_bytes: slot.peak,
+            live_bytes: slot.live(),
+            cached_bytes: slot.memory.map(|memory| memory.cached),
+            pending_bytes: slot.memory.map(|memory| memory.pending),
+            answers: slot.memory.map(|memory| memory.has_answered),
             // A clock that was set back has no answer.
             seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
+            quota_bytes: slot.quota.limit,
+            guaranteed_bytes: slot.quota.guaranteed,
+            quota_name: slot.quota.name.clone(),
         }
+    }
+
+    /// The quota in words; none if there is none.
+    fn quota(&self) -> Option<String> {
+        let limit = self.quota_bytes.map(|bytes| format!("at most {}", size(bytes)));
+        let guaranteed = (self.guaranteed_bytes > 0)
+            .then(|| format!("{} guaranteed", size(self.guaranteed_bytes)));
+        let parts: Vec<String> = [limit, guaranteed].into_iter().flatten().collect();
+        let name = self.quota_name.as_ref().map(|name| format!(" ({name})")).unwrap_or_default();
+        (!parts.is_empty() || !name.is_empty())
+            .then(|| format!("quota{name}: {}", parts.join(", ")))
     }
 
     fn render(&self, page: &mut TextReport) {
@@ -149,6 +188,17 @@ impl Slot {
             &self.seconds.map_or_else(|| "-".to_owned(), age),
             &self.name,
         ]);
+        if let (true, Some(live), Some(cached), Some(pending)) =
+            (self.alive, self.live_bytes, self.cached_bytes, self.pending_bytes)
+        {
+            let silent = if self.answers == Some(false) { "; does not answer" } else { "" };
+            let (live, cached, pending) = (size(live), size(cached), size(pending));
+            let text = format!("{live} live, {cached} cached, {pending} pending{silent}");
+            page.columns(&["", "", &text]);
+        }
+        if let (true, Some(quota)) = (self.alive, self.quota()) {
+            page.columns(&["", "", &quota]);
+        }
     }
 }
 

@@ -217,6 +217,8 @@ impl Linker {
                 self.plan.operations.push(operation);
             }
             (Action::Allocate | Action::Deallocate, _) => self.plan.figures.empty += 1,
+            // The replayed resource has segments of its own.
+            (Action::SegmentTake | Action::SegmentReturn, _) => {}
             _ => self.plan.figures.other += 1,
         }
     }

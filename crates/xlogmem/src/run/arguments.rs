@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use xlog_cuda::DeviceSpec;
-use xlog_cuda::device_runtime::{GuardSetting, LedgerSetting, open_log};
+use xlog_cuda::device_runtime::{Backtraces, GuardSetting, LedgerSetting, open_log};
+use xlog_cuda::{ByteSize, CudaDevice, DeviceSpec};
 use xlog_workloads::stack::{StackKind, StackOptions};
 
 use crate::cli::{Refusal, option};
@@ -26,8 +26,8 @@ pub(crate) struct StackArguments {
     #[arg(long, value_name = "NAME", env = "XLOG_DEVICE_RESOURCE")]
     pub(crate) resource: Option<String>,
 
-    /// The maximum bytes of all blocks, such as 4GiB [default: no limit]
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
+    /// The maximum bytes of all blocks, such as 4GiB or 50% of the device [default: no limit]
+    #[arg(long, value_name = "SIZE", env = "XLOG_DEVICE_BUDGET", allow_negative_numbers = true)]
     pub(crate) budget: Option<String>,
 
     /// Put a guard under the blocks: off, canary, sync, pages or sampled:N
@@ -47,6 +47,10 @@ pub(crate) struct StackArguments {
     /// In its path %p stands for the process, %d for the device and %% for a percent sign.
     #[arg(long, value_name = "FILE", env = "XLOG_DEVICE_LOG")]
     pub(crate) log: Option<PathBuf>,
+
+    /// Log the stack of the caller with allocations: off, all, or sampled:N for one in N [default: off]
+    #[arg(long, value_name = "MODE", env = "XLOG_DEVICE_STACKS")]
+    pub(crate) stacks: Option<String>,
 }
 
 impl StackArguments {
@@ -55,13 +59,26 @@ impl StackArguments {
         Ok(select(self.device.as_deref(), &Cuda::find())?)
     }
 
-    /// The configured stack, without its log and with one stream.
-    pub(crate) fn options(&self, default: StackKind) -> Result<StackOptions, Refusal> {
+    /// The configured stack on a device, without its log and with one stream.
+    pub(crate) fn options(
+        &self,
+        default: StackKind,
+        device: DeviceSpec,
+    ) -> Result<StackOptions, Refusal> {
         let kind = option("--resource", self.resource.as_deref(), str::parse)?;
-        let budget = option("--budget", self.budget.as_deref(), size::parse)?;
+        let budget = option("--budget", self.budget.as_deref(), size::parse_or_share)?;
+        let budget = budget.map(|budget| match budget {
+            ByteSize::Bytes(bytes) => bytes,
+            // A device that cannot be opened is reported when the stack is built.
+            share => share
+                .of(CudaDevice::open_spec(device)
+                    .map_or(0, |device| device.properties().total_bytes)),
+        });
         let guard = option("--guard", self.guard.as_deref(), str::parse::<GuardSetting>)?;
         let ledger = option("--ledger", self.ledger.as_deref(), str::parse::<LedgerSetting>)?;
+        let stacks = option("--stacks", self.stacks.as_deref(), str::parse::<Backtraces>)?;
         Ok(StackOptions {
+            stacks: stacks.unwrap_or_default(),
             budget,
             ledger: ledger.unwrap_or(LedgerSetting::Off),
             guard: guard.unwrap_or_default(),

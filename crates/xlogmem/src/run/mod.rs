@@ -14,5 +14,5 @@ mod tenants;
 pub(crate) use arguments::StackArguments;
 pub(crate) use churn::{ChurnArguments, churn};
 pub(crate) use handoff::handoff;
-pub(crate) use relational::{RelationalArguments, fixpoint, join, sort};
+pub(crate) use relational::{FixpointArguments, RelationalArguments, fixpoint, join, sort};
 pub(crate) use tenants::{DemoArguments, TenantsArguments, demo, tenants};

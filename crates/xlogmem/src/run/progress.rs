@@ -12,6 +12,8 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// One line that is written over.
 pub(super) struct Progress {
+    /// The pass of the run that is counted.
+    pass: &'static str,
     what: &'static str,
     total: u32,
     done: AtomicU32,
@@ -20,9 +22,10 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(what: &'static str, total: u32) -> Self {
+    /// Counts `total` of `what` in a pass.
+    pub(super) fn new(pass: &'static str, what: &'static str, total: u32) -> Self {
         let written = std::io::stderr().is_terminal().then(|| Mutex::new(Instant::now()));
-        Self { what, total, done: AtomicU32::new(0), written }
+        Self { pass, what, total, done: AtomicU32::new(0), written }
     }
 
     /// One more is done.
@@ -34,7 +37,8 @@ impl Progress {
         if written.elapsed() >= EVERY {
             *written = Instant::now();
             // A terminal that is gone is no reason to stop.
-            let _ = write!(std::io::stderr(), "\r{done} of {} {}", self.total, self.what);
+            let Self { pass, what, total, .. } = self;
+            let _ = write!(std::io::stderr(), "\r{pass}: {done} of {total} {what}");
         }
     }
 }

@@ -23,6 +23,15 @@ pub(crate) struct TopArguments {
     #[arg(long, value_name = "PATH")]
     pub(crate) ledger: Option<String>,
 
+    /// Show the workers of a Ray or Dask cluster, once: HOST:PORT of metrics pages, or a file of service discovery
+    ///
+    /// Without a value: the file that the head node of Ray writes.
+    #[arg(
+        long, value_name = "WHERE", num_args = 0..=1, default_missing_value = super::cluster::RAY,
+        conflicts_with_all = ["ledger", "sort"]
+    )]
+    pub(crate) cluster: Option<String>,
+
     /// Print one picture and exit, after two readings for the rates
     #[arg(long)]
     pub(crate) once: bool,

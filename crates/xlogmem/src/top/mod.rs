@@ -1,9 +1,12 @@
 //! `xlogmem top`: all processes on the ledgers, live.
 //!
 //! Reading takes no part: no slot, no write, no lock that another process waits for. It shows the physical bytes of processes, which
-//! the ledger has, and their tags, which processes publish while they are watched.
+//! the ledger has, and their tags, which processes publish while they are watched. Where the driver tells, it shows contexts and modules apart.
 
 mod arguments;
+mod card;
+mod cluster;
+mod fields;
 mod screen;
 mod view;
 
@@ -16,17 +19,27 @@ use crate::Output;
 use crate::cli::Refusal;
 use crate::ledger::{self, LedgerLocation};
 pub(crate) use arguments::TopArguments;
+use card::Nvml;
 use view::{Before, Picture};
 
 /// Runs the command. A bad path is refused, as is a file that is no ledger, and a picture without a terminal to show it.
 pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
+    if let Some(place) = &arguments.cluster {
+        return cluster::run(place, arguments.json);
+    }
     let place = ledger::place(arguments.ledger.as_deref())?;
     place.check()?;
     let (mut before, mut views) = (Before::default(), OpenViews::default());
-    if arguments.once || arguments.json {
-        observe(&place, &mut before, &mut views);
-        std::thread::sleep(arguments.every);
+    let nvml = Nvml::open();
+    let mut observe = || {
         let mut picture = observe(&place, &mut before, &mut views);
+        picture.add_cards(|uuid| nvml.as_ref()?.memory(uuid));
+        picture
+    };
+    if arguments.once || arguments.json {
+        observe();
+        std::thread::sleep(arguments.every);
+        let mut picture = observe();
         picture.sort(arguments.sort);
         let render = |picture: &Picture| {
             picture
@@ -42,7 +55,7 @@ pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
             "top needs a terminal for input and output; print one picture with --once".to_owned(),
         ));
     }
-    let failure = screen::show(arguments, || observe(&place, &mut before, &mut views)).err();
+    let failure = screen::show(arguments, observe).err();
     Ok(Output {
         text: String::new(),
         failure: failure.map(|error| format!("top: {error}")),

@@ -52,7 +52,7 @@ fn restore_terminal() {
 }
 
 /// What the help shows.
-const HELP: [&str; 14] = [
+const HELP: [&str; 18] = [
     "Keys",
     "  q, Esc           quit",
     "  p                pause, and go on",
@@ -61,12 +61,16 @@ const HELP: [&str; 14] = [
     "  h, ?             this help, and back",
     "",
     "Columns",
-    "  used             bytes of the card that the process holds: live blocks and cached memory",
+    "  used             bytes of the card that the process holds: live, cached and pending together",
+    "  live             bytes of live blocks, with what their granules have beyond them",
+    "  cached           bytes in no block; another process gets them on request",
+    "  pending          bytes of freed blocks that wait for work on streams",
     "  peak             the most that it has held",
     "  rate /s          by how much used grew in the last second",
     "  granted          bytes that the ledger has promised and the process does not hold",
     "  since            how long it has been on the ledger",
-    "  below            the live blocks by tag: what used has beyond them is cached, or of smaller tags",
+    "  below            the live blocks by tag",
+    "A narrow terminal shows fewer columns. (silent): the process does not answer, it may be stopped.",
 ];
 
 /// The settings that keys change.

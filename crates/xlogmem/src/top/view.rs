@@ -12,9 +12,16 @@ use xlog_cuda::ledger::{LedgerResult, SlotSnapshot, Snapshot, TagUse};
 use xlog_report::escape;
 use xlog_report::text_report::size;
 
+use super::card::CardMemory;
+use super::fields::{Field, duration};
+
 const SCHEMA: u32 = 1;
 /// Where tags begin, under what is used.
 const TAGS_AT: usize = 12;
+/// Readings that are kept for the history.
+const HISTORY: usize = 120;
+/// Columns beside the history.
+const HISTORY_TEXT: usize = 30;
 /// Seconds after which published tags are shown as old.
 const STALE: f64 = 3.0;
 
@@ -114,6 +121,18 @@ struct Device {
     free_bytes: u64,
     /// Bytes that dead processes left, used or granted: the next request that needs it gets it. Part of the figures above.
     dead_bytes: u64,
+    /// The part of `used_bytes` that living processes have cached, as far as they publish it.
+    cached_bytes: u64,
+    /// The part of `used_bytes` of freed blocks that wait for work on streams, as far as it is published.
+    pending_bytes: u64,
+    /// Bytes in use on the GPU, by whatever program; none where the driver does not tell.
+    card_used_bytes: Option<u64>,
+    /// The part of `card_used_bytes` that the ledger does not count: contexts, modules, programs outside the ledger.
+    uncounted_bytes: Option<u64>,
+    /// Bytes that are guaranteed to processes and that they do not hold. Part of `free_bytes`.
+    kept_free_bytes: u64,
+    /// `used_bytes` at the last readings, the newest last.
+    history: Vec<u64>,
     /// The part of `used_bytes` that living processes use.
     #[serde(skip)]
     used_alive: u64,
@@ -123,17 +142,31 @@ struct Device {
 }
 
 #[derive(Serialize, Debug)]
-struct Process {
-    pid: u32,
+pub(super) struct Process {
+    pub(super) pid: u32,
     name: String,
     alive: bool,
-    used_bytes: u64,
-    granted_bytes: u64,
-    peak_bytes: u64,
+    pub(super) used_bytes: u64,
+    pub(super) granted_bytes: u64,
+    pub(super) peak_bytes: u64,
+    /// Bytes of its contexts and modules, which are not in `used_bytes`; none where the driver does not tell. For a process with several entries
+    /// of one device it is at the first.
+    context_bytes: Option<u64>,
+    /// The part of `used_bytes` that live blocks hold; none if the process does not publish it, like the next three.
+    pub(super) live_bytes: Option<u64>,
+    pub(super) cached_bytes: Option<u64>,
+    pub(super) pending_bytes: Option<u64>,
+    /// Whether it has answered the last request of another process for cached memory.
+    answers: Option<bool>,
     /// By how much `used_bytes` grew, or shrank, each second; none for a process that was not there before.
-    bytes_per_second: Option<f64>,
+    pub(super) bytes_per_second: Option<f64>,
     /// How long it has taken part.
-    seconds: Option<f64>,
+    pub(super) seconds: Option<f64>,
+    /// Its own limit; none if it has none beside the one of the device.
+    pub(super) quota_bytes: Option<u64>,
+    /// The share that others leave free for it.
+    guaranteed_bytes: u64,
+    quota_name: Option<String>,
     /// The largest tags that it has published; empty if it has published none.
     tags: Vec<Tag>,
     /// How long ago it said so.
@@ -155,6 +188,19 @@ type Owner = (String, u32, u32, SystemTime);
 pub(super) struct Before {
     at: Option<Instant>,
     used: HashMap<Owner, u64>,
+    /// The bytes in use of each ledger at the last readings.
+    history: HashMap<String, Vec<u64>>,
+}
+
+impl Before {
+    /// Adds a reading to the history of a ledger, and returns that.
+    fn note(&mut self, path: &str, used: u64) -> Vec<u64> {
+        let history = self.history.entry(path.to_owned()).or_default();
+        history.push(used);
+        let surplus = history.len().saturating_sub(HISTORY);
+        history.drain(..surplus);
+        history.clone()
+    }
 }
 
 impl Picture {
@@ -171,13 +217,26 @@ impl Picture {
         let mut devices = Vec::new();
         for (path, snapshot) in found {
             devices.push(match snapshot {
-                Ok(snapshot) => Device::new(path, &snapshot, passed, &last, &mut before.used),
+                Ok(snapshot) => {
+                    let history = before.note(&path, snapshot.used());
+                    let device = Device::new(path, &snapshot, passed, &last, &mut before.used);
+                    Device { history, ..device }
+                }
                 Err(error) => Device::unreadable(path, error.to_string()),
             });
         }
         let error = devices.iter().find_map(|device| device.error.clone());
         let seconds = passed.map(|passed| passed.as_secs_f64());
         Self { schema: SCHEMA, ok: error.is_none(), error, place, seconds, devices }
+    }
+
+    /// Adds what the driver reports beyond the ledger.
+    pub(super) fn add_cards(&mut self, memory_of: impl Fn(&str) -> Option<CardMemory>) {
+        for device in &mut self.devices {
+            if let Some(card) = device.device.as_deref().and_then(&memory_of) {
+                device.add_card(&card);
+            }
+        }
     }
 
     /// Sorts the processes of each device.
@@ -244,9 +303,17 @@ impl Device {
                 used_bytes: slot.used,
                 granted_bytes: slot.granted,
                 peak_bytes: slot.peak,
+                context_bytes: None,
+                live_bytes: slot.live(),
+                cached_bytes: slot.memory.map(|memory| memory.cached),
+                pending_bytes: slot.memory.map(|memory| memory.pending),
+                answers: slot.memory.map(|memory| memory.has_answered),
                 bytes_per_second: rate,
                 // A clock that was set back has no answer.
                 seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
+                quota_bytes: slot.quota.limit,
+                guaranteed_bytes: slot.quota.guaranteed,
+                quota_name: slot.quota.name.clone(),
                 tags: published
                     .iter()
                     .flat_map(|published| &published.tags)
@@ -268,9 +335,31 @@ impl Device {
             granted_bytes: snapshot.granted(),
             free_bytes: snapshot.free,
             dead_bytes: snapshot.left_by_the_dead(),
+            cached_bytes: snapshot.cached(),
+            pending_bytes: snapshot.pending(),
+            kept_free_bytes: snapshot.kept_free(),
+            card_used_bytes: None,
+            uncounted_bytes: None,
+            history: Vec::new(),
             used_alive: alive().map(|slot| slot.used).sum(),
             pressure: snapshot.pressure,
             processes,
+        }
+    }
+
+    fn add_card(&mut self, card: &CardMemory) {
+        self.card_used_bytes = Some(card.used);
+        self.uncounted_bytes = Some(card.used.saturating_sub(self.used_alive));
+        let mut counted: HashMap<u32, u64> = HashMap::new();
+        let alive = |process: &&mut Process| process.alive;
+        for process in self.processes.iter_mut().filter(alive) {
+            *counted.entry(process.pid).or_default() += process.used_bytes;
+        }
+        for process in self.processes.iter_mut().filter(alive) {
+            let held = card.processes.get(&process.pid);
+            process.context_bytes = held
+                .zip(counted.remove(&process.pid))
+                .map(|(held, counted)| held.saturating_sub(counted));
         }
     }
 
@@ -303,32 +392,62 @@ impl Device {
             if self.pressure { ", under pressure" } else { "" }
         );
         lines.push(Shown { tone, text });
-        if self.dead_bytes > 0 {
+        let shown = self.history.len().saturating_sub(width.saturating_sub(HISTORY_TEXT));
+        let history = self.history.get(shown..).unwrap_or_default();
+        if history.iter().any(|used| *used != self.used_bytes) {
+            let text = format!("{} used, last {} readings", plot(history), history.len());
+            lines.push(Shown { tone: Tone::Faint, text });
+        }
+        if self.kept_free_bytes > 0 {
+            let text = format!("{} kept free for guaranteed shares", size(self.kept_free_bytes));
+            lines.push(Shown::plain(text));
+        }
+        if self.cached_bytes > 0 || self.pending_bytes > 0 {
+            let (cached, pending) = (size(self.cached_bytes), size(self.pending_bytes));
             let text =
-                format!("{} left by dead processes, for whoever needs it", size(self.dead_bytes));
+                format!("of it {cached} cached, which others get on request, {pending} pending");
+            lines.push(Shown::plain(text));
+        }
+        if let (Some(card), Some(uncounted)) = (self.card_used_bytes, self.uncounted_bytes) {
+            let (card, uncounted) = (size(card), size(uncounted));
+            let text =
+                format!("{card} in use on the GPU, {uncounted} not counted (contexts, others)");
+            lines.push(Shown::plain(text));
+        }
+        if self.dead_bytes > 0 {
+            let text = format!("{} left by dead processes, free to take", size(self.dead_bytes));
             lines.push(Shown { tone: Tone::Warning, text });
         }
         if self.processes.is_empty() {
             return lines.push(Shown::plain("no process takes part".to_owned()));
         }
-        let text = row(["pid", "used", "peak", "rate /s", "granted", "since"], "name");
-        lines.push(Shown { tone: Tone::Heading, text });
+        let has_quotas = self.processes.iter().any(|process| process.quota_bytes.is_some());
+        let fields = Field::that_fit(width, has_quotas);
+        let headings = fields.iter().map(|field| field.cell(field.heading()));
+        lines.push(Shown { tone: Tone::Heading, text: headings.collect::<String>() + "  name" });
         for process in &self.processes {
-            let cells = [
-                process.pid.to_string(),
-                size(process.used_bytes),
-                size(process.peak_bytes),
-                process.bytes_per_second.map_or_else(|| "-".to_owned(), rate),
-                size(process.granted_bytes),
-                process.seconds.map_or_else(|| "?".to_owned(), duration),
-            ];
-            let (tone, name) = match process.alive {
-                true => (Tone::Plain, process.name.clone()),
-                false => (Tone::Warning, format!("{} (dead)", process.name)),
+            let (tone, name) = match (process.alive, process.answers) {
+                (true, Some(false)) => (Tone::Warning, format!("{} (silent)", process.name)),
+                (true, _) => (Tone::Plain, process.name.clone()),
+                (false, _) => (Tone::Warning, format!("{} (dead)", process.name)),
             };
-            lines.push(Shown { tone, text: row(cells.each_ref().map(String::as_str), &name) });
+            let name = match &process.quota_name {
+                Some(quota) if process.alive => format!("{name} [{quota}]"),
+                _ => name,
+            };
+            let cells: String = fields.iter().map(|field| field.cell(&field.of(process))).collect();
+            lines.push(Shown { tone, text: format!("{cells}  {name}") });
             let tags = process.tag_line(width);
             lines.extend(tags.map(|text| Shown { tone: Tone::Faint, text }));
+            if let Some(bytes) = process.context_bytes {
+                let text =
+                    format!("{:TAGS_AT$}contexts and modules {}, not counted", "", size(bytes));
+                lines.push(Shown { tone: Tone::Faint, text });
+            }
+        }
+        if self.processes.iter().any(|process| process.alive && process.live_bytes.is_none()) {
+            let text = "-: caches of frameworks, which no other process gets on request";
+            lines.push(Shown { tone: Tone::Faint, text: text.to_owned() });
         }
     }
 }
@@ -357,33 +476,21 @@ impl Process {
     }
 }
 
-/// Six cells to the right and a name.
-fn row(cells: [&str; 6], name: &str) -> String {
-    let [pid, used, peak, rate, granted, since] = cells;
-    format!("{pid:>8} {used:>10} {peak:>10} {rate:>11} {granted:>10} {since:>8}  {name}")
+/// A line that shows the course of a figure, each value by the height of its character.
+fn plot(values: &[u64]) -> String {
+    const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let highest = values.iter().copied().max().unwrap_or(0).max(1);
+    let height = |value: &u64| {
+        let at = (*value as f64 / highest as f64 * 7.0).round() as usize;
+        HEIGHTS.get(at).copied().unwrap_or(' ')
+    };
+    values.iter().map(height).collect()
 }
 
 fn bar(share: f64) -> String {
     const WIDTH: usize = 10;
     let filled = ((share * WIDTH as f64).round() as usize).min(WIDTH);
     format!("[{}{}]", "#".repeat(filled), "-".repeat(WIDTH - filled))
-}
-
-fn rate(bytes: f64) -> String {
-    match bytes.round() as i64 {
-        0 => "0".to_owned(),
-        growth if growth > 0 => format!("+{}", size(growth.unsigned_abs())),
-        growth => format!("-{}", size(growth.unsigned_abs())),
-    }
-}
-
-fn duration(seconds: f64) -> String {
-    let whole = seconds as u64;
-    match (whole / 3600, whole / 60 % 60, whole % 60) {
-        (0, 0, seconds) => format!("{seconds} s"),
-        (0, minutes, seconds) => format!("{minutes}:{seconds:02}"),
-        (hours, minutes, seconds) => format!("{hours}:{minutes:02}:{seconds:02}"),
-    }
 }
 
 #[cfg(test)]
@@ -402,9 +509,17 @@ mod tests {
     }
 
     #[test]
-    fn figures_read_as_people_write_them() {
-        assert_eq!((rate(0.2).as_str(), rate(-2048.0).as_str()), ("0", "-2 KiB"));
-        assert_eq!((duration(59.9).as_str(), duration(3601.0).as_str()), ("59 s", "1:00:01"));
+    fn a_history_shows_the_course_and_keeps_the_last_readings() {
+        assert_eq!((plot(&[]), plot(&[0, 0])), (String::new(), "▁▁".to_owned()));
+        assert_eq!(plot(&[0, 7, 14, 7, 1]), "▁▅█▅▂");
+        let mut before = Before::default();
+        let last = (0..2 * HISTORY as u64).map(|used| before.note("a", used)).last().unwrap();
+        assert_eq!((last.len(), last.first().copied()), (HISTORY, Some(HISTORY as u64)));
+        assert_eq!(before.note("b", 5), [5]);
+    }
+
+    #[test]
+    fn a_bar_is_within_its_brackets() {
         assert_eq!((bar(0.0), bar(2.0)), ("[----------]".to_owned(), "[##########]".to_owned()));
     }
 }

@@ -183,6 +183,69 @@ if (folder) {
   writeFileSync(join(folder, `${name}-search.png`), Buffer.from(data, "base64"));
 }
 
+// --- Call sites, where the log has them: in the life of a block, as a search, and in a table whose rows search.
+figures.stack = await text("block-stack");
+const site = /called at ([^;]+)/.exec(about)?.[1];
+if (site) {
+  check(lifeText.includes(site), `the life of the block does not name ${site}`);
+  const last = site.split("/").pop();
+  await type("filter-tag", "");
+  await type("filter-site", last.toUpperCase());
+  check(/^[1-9][0-9,]* of [0-9,]+ blocks? match/.test(await text("filter-found")), `a search for ${last} finds: ${await text("filter-found")}`);
+  await type("filter-site", "no such file");
+  check((await text("filter-found")).startsWith("0 of "), "blocks come from no such file");
+  await page.evaluate("document.getElementById('sites-more').open = true");
+  await page.evaluate("document.querySelector('#all-sites tbody button').click()");
+  await frame();
+  const searched = await page.evaluate("document.getElementById('filter-site').value");
+  check(/.:[0-9]+$/.test(searched) && !(await text("filter-found")).startsWith("0 of "), `a row of the call sites searches for ${searched}`);
+  if (folder) {
+    const place = (edge) => page.evaluate(`document.getElementById('sites-more').getBoundingClientRect().${edge} + window.scrollY`);
+    const [top, bottom] = [await place("top"), await place("bottom")];
+    const { data } = await page.call("Page.captureScreenshot", { format: "png", clip: { x: 0, y: top, width: 1280, height: bottom - top + 8, scale: 0.65 }, captureBeyondViewport: true });
+    writeFileSync(join(folder, `${name}-sites.png`), Buffer.from(data, "base64"));
+  }
+  await type("filter-site", "");
+  await type("filter-tag", address);
+}
+
+// --- Reserved memory, where the log has segments: a line that can be hidden, segments in the map with words and a table.
+figures.reserved = await page.evaluate("JSON.parse(document.getElementById('data').textContent).reserved !== null");
+if (figures.reserved) {
+  check((await text("instant")).includes(" reserved"), `the instant does not name reserved memory: ${await text("instant")}`);
+  await page.evaluate("document.getElementById('reset').click()");
+  await frame();
+  // Somewhere on the map there is free memory of a segment.
+  const lines = await page.evaluate(`(() => {
+    const canvas = document.getElementById("address-chart");
+    const tip = document.getElementById("tip");
+    const { left, top, width, height } = canvas.getBoundingClientRect();
+    for (let x = 140; x < width - 10; x += 7) {
+      for (let y = 10; y < height - 30; y += 3) {
+        canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: left + x, clientY: top + y }));
+        const lines = [...tip.children].map((line) => line.textContent);
+        if (!tip.hidden && lines[0].startsWith("reserved")) return lines.join("; ");
+      }
+    }
+    return "nothing";
+  })()`);
+  await page.evaluate("document.getElementById('address-chart').dispatchEvent(new PointerEvent('pointerleave'))");
+  check(/^reserved and free, in a segment of .+; 0x[0-9a-f]+.*; taken at .+(returned at|held at the end)/.test(lines), `free memory of a segment is described as: ${lines}`);
+  const looksNow = () => page.evaluate("['memory-chart', 'address-chart'].map((id) => document.getElementById(id).toDataURL())");
+  const shown = await looksNow();
+  const box = "[...document.querySelectorAll('#legend input')].at(-1)";
+  await page.evaluate(`${box}.click()`);
+  await frame();
+  const hidden = await looksNow();
+  check(shown.every((look, at) => look !== hidden[at]), "hiding reserved memory changes nothing in a chart");
+  await page.evaluate(`${box}.click()`);
+  await frame();
+  check((await looksNow()).every((look, at) => look === shown[at]), "reserved memory does not come back");
+  await page.evaluate("document.getElementById('reserved-more').open = true");
+  check(/^Segments: .+ at most/.test(await text("reserved-ranges")), `segments as a table: ${await text("reserved-ranges")}`);
+  await page.evaluate("document.getElementById('reserved-more').open = false");
+}
+
 // --- The address keeps the view: the same address, opened anew, shows the same.
 await new Promise((done) => setTimeout(done, 400));
 const kept = await page.evaluate("location.href");
@@ -240,7 +303,7 @@ check(complaints.length === 0, `the page complains: ${complaints.join("; ")}`);
 figures.requests = requests.filter((request) => request.split("#")[0] !== url && request !== "about:blank");
 check(figures.requests.length === 0, `the page asks for ${figures.requests}`);
 figures.title = await page.evaluate("document.title");
-figures.text = await page.evaluate("document.querySelector('main').textContent");
+figures.text = (await page.evaluate("document.querySelector('main').textContent")) + figures.stack;
 
 // --- And if something asked, the page's policy would not let it.
 blocked.length = 0;

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::support::{json, text, xlogmem};
 use serde_json::Value;
@@ -13,7 +14,10 @@ pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(crate) fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("xlogmem-{name}-{}", std::process::id()));
+        // Tests of several files share a process.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let own = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("xlogmem-{name}-{own}"));
         std::fs::create_dir_all(&folder).unwrap();
         Self(folder)
     }

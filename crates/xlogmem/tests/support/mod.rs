@@ -14,7 +14,7 @@ pub(crate) fn xlogmem() -> Command {
     let binary =
         std::env::var_os("XLOGMEM_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_xlogmem").into());
     let mut command = Command::new(binary);
-    for name in ["", "_RESOURCE", "_BUDGET", "_LEDGER", "_LOG", "_GUARD", "_SANITIZER"] {
+    for name in ["", "_RESOURCE", "_BUDGET", "_LEDGER", "_QUOTA", "_LOG", "_GUARD", "_SANITIZER"] {
         command.env_remove(format!("XLOG_DEVICE{name}"));
     }
     command

@@ -79,6 +79,7 @@ impl<'a> Checks<'a> {
             anywhere,
             ranges: Mutex::default(),
             progress: Progress::new(
+                "allocating and freeing",
                 "blocks at most",
                 u32::try_from(max_blocks).unwrap_or(u32::MAX),
             ),

@@ -172,7 +172,7 @@ impl Plan {
 pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
     let selection = arguments.stack.select()?;
     let spec = selection.spec;
-    let options = arguments.stack.options(StackKind::Pool)?;
+    let options = arguments.stack.options(StackKind::Pool, spec)?;
     let plan = Plan::new(arguments, &options, !spec.is_simulated())?;
     let options = StackOptions { streams: plan.streams as usize, ..options };
     let report = Report::new(selection.describe(), &plan);

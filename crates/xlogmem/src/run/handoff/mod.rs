@@ -24,8 +24,8 @@ const SIM_ROUNDS: u32 = 2_000;
 /// output.
 pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
     arguments.stack.require_tracking("a handoff between streams")?;
-    let options = arguments.stack.options(StackKind::Pool)?;
     let selection = arguments.stack.select()?;
+    let options = arguments.stack.options(StackKind::Pool, selection.spec)?;
     let options = StackOptions { streams: arguments.streams as usize, ..options };
     let report = Report::new(selection.describe(), options.kind.name(), arguments);
     let spec = selection.spec;

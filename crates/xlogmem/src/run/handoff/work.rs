@@ -94,7 +94,7 @@ impl Plan {
     /// Runs all rounds; a thread that fails stops the others.
     pub(super) fn run(&self) -> Outcome {
         let shared = HandoffShared {
-            progress: Progress::new("rounds", self.rounds),
+            progress: Progress::new("handing over", "rounds", self.rounds),
             stop: AtomicBool::new(false),
             verified: AtomicU64::new(0),
             wrong: AtomicU64::new(0),

@@ -3,6 +3,7 @@
 //! Each thread is an executor that does the work a few times over, each time on other data; all share the streams and the stack. The
 //! device is timed without the host's own computation of the result.
 
+mod graph;
 mod report;
 
 use std::time::Instant;
@@ -58,13 +59,31 @@ pub(crate) struct RelationalArguments {
     pub(super) json: bool,
 }
 
+/// The arguments of `run fixpoint`.
+#[derive(Args, Debug)]
+pub(crate) struct FixpointArguments {
+    #[command(flatten)]
+    relational: RelationalArguments,
+
+    /// Run the rounds as a CUDA graph, and compare with its kernels one by one and with exact sizes
+    ///
+    /// Lengths stay on the device and capacities are powers of two; if something does not fit, capacities are doubled and the graph is captured
+    /// again.
+    #[arg(long, conflicts_with = "threads")]
+    graph: bool,
+}
+
 /// Runs `run join`.
 pub(crate) fn join(arguments: &RelationalArguments) -> Result<Output, Refusal> {
     run(arguments, [100_000_000, 1_000_000], |rows, seed| Workload::Join(Join { rows, seed }))
 }
 
 /// Runs `run fixpoint`.
-pub(crate) fn fixpoint(arguments: &RelationalArguments) -> Result<Output, Refusal> {
+pub(crate) fn fixpoint(arguments: &FixpointArguments) -> Result<Output, Refusal> {
+    if arguments.graph {
+        return graph::compare(&arguments.relational);
+    }
+    let arguments = &arguments.relational;
     run(arguments, [10_000_000, 100_000], |rows, seed| Workload::Fixpoint(Fixpoint { rows, seed }))
 }
 
@@ -81,8 +100,8 @@ fn run(
     work: impl Fn(usize, u64) -> Workload,
 ) -> Result<Output, Refusal> {
     arguments.stack.require_tracking("work of several streams on one buffer")?;
-    let options = arguments.stack.options(StackKind::Pool)?;
     let selection = arguments.stack.select()?;
+    let options = arguments.stack.options(StackKind::Pool, selection.spec)?;
     let options = StackOptions { streams: arguments.streams as usize, ..options };
     let [on_gpu, simulated] = usual;
     let spec = selection.spec;
@@ -103,7 +122,7 @@ fn measure(
 ) -> Result<()> {
     report.note_device(stack);
     let session = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
-    let progress = Progress::new("runs", arguments.threads * arguments.repeat);
+    let progress = Progress::new("querying", "runs", arguments.threads * arguments.repeat);
     let runs: Mutex<Vec<Result<Run>>> = Mutex::new(Vec::new());
     let start = Instant::now();
     let executor = |thread: u32| {

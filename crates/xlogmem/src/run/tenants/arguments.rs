@@ -6,12 +6,20 @@ use clap::Args;
 
 use crate::size::count;
 
+/// What a process does that holds cached memory.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Holder {
+    Idle,
+    Busy,
+}
+
 /// The arguments of `run tenants`.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "Examples:\n  \
     xlogmem run tenants --device sim\n  \
     xlogmem run tenants --device cuda:0 --processes 4 --tenants 4 --budget 8GiB\n  \
-    xlogmem run tenants --device sim --resource pool --rounds 1000 --json\n\n\
+    xlogmem run tenants --device sim --resource pool --rounds 1000 --json\n  \
+    xlogmem run tenants --device cuda:0 --pressure --budget 90%\n\n\
     Exit status: 0 every buffer was right, the limit held and everything came\n\
     back; 1 not so, 2 the command line was refused.")]
 pub(crate) struct TenantsArguments {
@@ -48,6 +56,12 @@ pub(crate) struct TenantsArguments {
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(crate) seed: u64,
 
+    /// Show instead how one process gets the memory that another one has cached
+    ///
+    /// The other process peaks at 60 % of the limit, keeps 5 %, and is idle, busy, killed or stopped while this one asks for 70 %.
+    #[arg(long)]
+    pub(crate) pressure: bool,
+
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -56,7 +70,11 @@ pub(crate) struct TenantsArguments {
     #[arg(long, hide = true, requires = "ledger")]
     pub(crate) worker: Option<u32>,
 
+    /// Whether this process holds memory under pressure, and is busy; likewise
+    #[arg(long, hide = true, requires = "ledger")]
+    pub(crate) holder: Option<Holder>,
+
     /// The ledger to join, likewise
-    #[arg(long, hide = true, requires = "worker")]
+    #[arg(long, hide = true)]
     pub(crate) ledger: Option<PathBuf>,
 }

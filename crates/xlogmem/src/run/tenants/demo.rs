@@ -48,15 +48,17 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<Output, Refusal> {
         rounds: 100_000_000,
         resource: "pool".to_owned(),
         seed: 1,
+        pressure: false,
         json: false,
         worker: None,
+        holder: None,
         ledger: None,
     };
     let started = spawn(DeviceSpec::Sim, LIMIT, &tenants, &path).map_err(|error| failed(&error))?;
     let workers: Vec<_> = started
         .into_iter()
         .map(|(worker, output)| {
-            // A process that nobody listens to would stop.
+            // Reads the output to its end: a process blocks when its pipe is full.
             std::thread::spawn(move || {
                 output.map(|mut output| std::io::copy(&mut output, &mut std::io::sink()))
             });

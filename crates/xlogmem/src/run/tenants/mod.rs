@@ -5,6 +5,8 @@
 
 mod arguments;
 mod demo;
+mod holder;
+mod pressure;
 mod report;
 mod watch;
 mod worker;
@@ -38,6 +40,12 @@ pub(crate) fn tenants(arguments: &TenantsArguments) -> std::result::Result<Outpu
     let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     if let (Some(number), Some(_)) = (arguments.worker, &arguments.ledger) {
         return Ok(be_worker(number, selection.spec, budget, arguments));
+    }
+    if let (Some(kind), Some(ledger)) = (arguments.holder, &arguments.ledger) {
+        return Ok(holder::run(kind, selection.spec, ledger, &arguments.resource));
+    }
+    if arguments.pressure {
+        return Ok(pressure::run(&selection, budget, arguments));
     }
     let mut report = Report::new(selection.describe(), arguments);
     if let Err(error) = measure(selection.spec, budget, arguments, &mut report) {
@@ -115,7 +123,7 @@ fn measure(
     let started = spawn(spec, limit, arguments, &path).map_err(|error| failed(&error))?;
     let turns =
         arguments.processes.saturating_mul(arguments.tenants).saturating_mul(arguments.rounds);
-    let progress = Progress::new("turns", turns);
+    let progress = Progress::new("tenants", "turns", turns);
     let done = AtomicBool::new(false);
     let (peaks, outcomes) = std::thread::scope(|scope| {
         let eye = scope.spawn(|| watch(&view, &done));

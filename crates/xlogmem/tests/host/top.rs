@@ -1,10 +1,6 @@
 //! `xlogmem top` as its users meet it: one picture, and a terminal that is given back as it was.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(target_os = "linux")]
-
-mod support;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,13 +8,13 @@ use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::{assert_refused, json, text, xlogmem};
 use serde_json::Value;
-use support::{assert_refused, json, text, xlogmem};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, LedgerSetting, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
-use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView};
+use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView, Quota};
 use xlog_testing::left_out;
 
 const MIB: u64 = 1 << 20;
@@ -84,6 +80,114 @@ fn one_picture_has_bytes_peaks_and_rates_sorted_as_asked() {
     assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
 }
 
+#[test]
+fn quotas_have_a_column_where_a_process_has_one() {
+    let place = Place::new("quotas");
+    let (one, two) = (place.ledger("one"), place.ledger("two"));
+    one.take(8 * MIB).unwrap();
+    two.take(4 * MIB).unwrap();
+    let page = |place: &Path| text(&top(place, &["--once", "--every", "0.01"]).stdout).to_owned();
+    let heading =
+        |page: &str| page.lines().any(|line| line.contains("pid") && line.contains("limit"));
+    assert!(!heading(&page(&place.0)), "no process has a quota");
+    let quota = Quota::limited_to(16 * MIB).with_guaranteed(12 * MIB).with_name("job 7");
+    one.set_quota(&quota).unwrap();
+    let shown = page(&place.0);
+    assert!(heading(&shown), "{shown}");
+    assert!(
+        shown.lines().any(|line| line.contains("16 MiB") && line.contains("one [job 7]")),
+        "{shown}"
+    );
+    assert!(shown.contains("4 MiB kept free for guaranteed shares"), "{shown}");
+    assert!(
+        shown.contains("caches of frameworks, which no other process gets on request"),
+        "{shown}"
+    );
+    assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    let rows = json(&top(&place.0, &["--json", "--every", "0.01"]));
+    let row = &rows["devices"][0]["processes"][0];
+    assert_eq!(
+        (&row["quota_bytes"], &row["guaranteed_bytes"]),
+        (&(16 * MIB).into(), &(12 * MIB).into())
+    );
+    assert_eq!(row["quota_name"], "job 7");
+}
+
+/// The driver's management library, as far as `top` uses it: one GPU, whose processes and bytes come from the environment.
+const FAKE_NVML: &str = r#"
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned pid; unsigned long long used; unsigned gpu, compute; } Process;
+static unsigned long long number(const char *name) { return strtoull(getenv(name), 0, 10); }
+int nvmlInit_v2(void) { return getenv("FAKE_NVML_FAILS") ? 999 : 0; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **card) { *card = &free; return strcmp(uuid, "GPU-fake") ? 6 : 0; }
+int nvmlDeviceGetMemoryInfo(void *card, unsigned long long *memory) { memory[0] = 1ull << 36; memory[2] = number("FAKE_NVML_USED"); return 0; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *card, unsigned *count, Process *out) {
+    unsigned needed = 70;
+    if (*count < needed) { *count = needed; return 7; }
+    *count = needed;
+    memset(out, 0, needed * sizeof *out);
+    for (unsigned i = 0; i < needed; i++) { out[i].pid = 4000000 + i; out[i].used = ~0ull; }
+    out[69].pid = number("FAKE_NVML_PID");
+    out[69].used = number("FAKE_NVML_BYTES");
+    return 0;
+}
+"#;
+
+#[test]
+fn contexts_and_modules_are_shown_apart_where_the_driver_tells() {
+    let place = Place::new("contexts");
+    let fake = place.0.join("fake");
+    std::fs::create_dir_all(&fake).unwrap();
+    std::fs::write(fake.join("nvml.c"), FAKE_NVML).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler.args(["-shared", "-fPIC", "-o"]).arg(fake.join("libnvidia-ml.so.1"));
+    match compiler.arg(fake.join("nvml.c")).status() {
+        Ok(status) => assert!(status.success()),
+        Err(error) => return left_out("contexts of processes in top", &format!("cc: {error}")),
+    }
+    let ledgers = place.0.join("ledgers");
+    let config = LedgerConfig::new(DeviceKey::new("GPU-fake").unwrap()).with_name("train");
+    let config = config.with_directory(&ledgers).with_limit(640 * MIB).with_chunk(0);
+    let (one, two) = (Ledger::open(config.clone()).unwrap(), Ledger::open(config).unwrap());
+    one.take(64 * MIB).unwrap();
+    two.take(32 * MIB).unwrap();
+    let run = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let mut command = xlogmem();
+        command.args(["top", "--ledger"]).arg(&ledgers).args(["--every", "0.01"]);
+        command.args(arguments).env("LD_LIBRARY_PATH", &fake);
+        command.env("FAKE_NVML_PID", std::process::id().to_string());
+        command.env("FAKE_NVML_BYTES", (512 * MIB).to_string());
+        command.env("FAKE_NVML_USED", (700 * MIB).to_string());
+        command.envs(environment.iter().copied()).output().unwrap()
+    };
+    let picture = json(&run(&["--json"], &[]));
+    let device = &picture["devices"][0];
+    assert_eq!(device["card_used_bytes"], 700 * MIB);
+    assert_eq!(device["uncounted_bytes"], (700 - 96) * MIB);
+    let contexts: Vec<_> =
+        device["processes"].as_array().unwrap().iter().map(|row| &row["context_bytes"]).collect();
+    // The process has two entries: what is not counted is shown once.
+    assert_eq!(contexts, [&Value::from((512 - 96) * MIB), &Value::Null]);
+    let page = run(&["--once"], &[]);
+    let page = text(&page.stdout);
+    assert!(page.contains("contexts and modules 416 MiB, not counted"), "{page}");
+    assert!(page.contains("700 MiB in use on the GPU, 604 MiB not counted"), "{page}");
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+    // A process that the driver does not list, a library that does not work, and none at all.
+    let unlisted = json(&run(&["--json"], &[("FAKE_NVML_PID", "4000069")]));
+    let without = [
+        json(&run(&["--json"], &[("FAKE_NVML_FAILS", "1")])),
+        json(&run(&["--json"], &[("LD_LIBRARY_PATH", "/nonexistent")])),
+    ];
+    assert_eq!(unlisted["devices"][0]["processes"][0]["context_bytes"], Value::Null);
+    for picture in without {
+        assert_eq!(picture["devices"][0]["processes"][0]["context_bytes"], Value::Null);
+        assert_eq!(picture["devices"][0]["card_used_bytes"], Value::Null);
+    }
+}
+
 /// By how much the ledger grows at a time.
 const STEP: u64 = 64 << 10;
 
@@ -136,7 +240,7 @@ fn what_a_killed_process_left_is_neither_use_nor_pressure() {
     let place = Place::new("killed");
     let creator = place.ledger("creator");
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "--nocapture", "child_holds_memory"])
+        .args(["--ignored", "--exact", "--nocapture", "top::child_holds_memory"])
         .env("XLOGMEM_TEST_LEDGER", &place.0)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -164,7 +268,7 @@ fn processes_are_seen_while_they_live() {
     let mut children: Vec<_> = (0..2)
         .map(|_| {
             let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--ignored", "--exact", "--nocapture", "child_holds_memory"])
+                .args(["--ignored", "--exact", "--nocapture", "top::child_holds_memory"])
                 .env("XLOGMEM_TEST_LEDGER", &place.0)
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
@@ -220,7 +324,7 @@ fn tags_are_told_by_living_processes_while_somebody_looks() {
     let creator = place.ledger("creator");
     let start = |tag: &str| {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "--nocapture", "child_holds_tags"])
+            .args(["--ignored", "--exact", "--nocapture", "top::child_holds_tags"])
             .env("XLOGMEM_TEST_LEDGER", creator.path())
             .env("XLOGMEM_TEST_TAG", tag)
             .stdin(Stdio::piped())
@@ -293,6 +397,38 @@ fn tags_are_told_by_living_processes_while_somebody_looks() {
     creator.reclaim_dead().unwrap();
     let left = rows("0.05");
     assert_eq!(left.len(), 1, "only the creator is left: {left:?}");
+}
+
+#[test]
+fn live_cached_and_pending_have_columns_and_a_silent_process_is_marked() {
+    let place = Place::new("parts");
+    let (plain, parts) = (place.ledger("plain"), place.ledger("io"));
+    plain.take(8 * MIB).unwrap();
+    parts.take(24 * MIB).unwrap();
+    parts.publish_memory(12 * MIB, 4 * MIB);
+    let picture = json(&top(&place.0, &["--json", "--every", "0.02"]));
+    let device = &picture["devices"][0];
+    assert_eq!(
+        (&device["cached_bytes"], &device["pending_bytes"]),
+        (&(12 * MIB).into(), &(4 * MIB).into())
+    );
+    assert_eq!(device["history"].as_array().unwrap().len(), 2);
+    let rows = device["processes"].as_array().unwrap();
+    let figures =
+        |row: &Value| ["live_bytes", "cached_bytes", "pending_bytes"].map(|name| row[name].clone());
+    assert_eq!(figures(&rows[0]), [8 * MIB, 12 * MIB, 4 * MIB].map(Value::from));
+    assert_eq!(figures(&rows[1]), [Value::Null, Value::Null, Value::Null]);
+    // Another process asks, and nobody listens here.
+    assert!(!plain.press(60 * MIB - 8 * MIB, Duration::ZERO));
+    let page = top(&place.0, &["--once", "--every", "0.02"]);
+    let page = text(&page.stdout);
+    for part in ["live", "cached", "pending", "12 MiB cached", "io (silent)"] {
+        assert!(page.contains(part), "{part} is missing in {page}");
+    }
+    assert!(page.lines().all(|line| line.chars().count() <= 80), "{page}");
+    let slots = xlogmem().args(["ledger", "--ledger"]).arg(&place.0).output().unwrap();
+    let slots = text(&slots.stdout);
+    assert!(slots.contains("8 MiB live, 12 MiB cached, 4 MiB pending; does not answer"), "{slots}");
 }
 
 #[test]

@@ -1,14 +1,8 @@
 //! `xlogmem replay` as its users meet it.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
-use scratch::{Scratch, bad, good, page, run};
+use crate::scratch::{Scratch, bad, good, page, run};
+use crate::support::{assert_refused, text};
 use serde_json::Value;
-use support::{assert_refused, text};
 use xlog_testing::specs;
 
 fn generate(scratch: &Scratch, kind: &str, name: &str, records: &str) -> String {

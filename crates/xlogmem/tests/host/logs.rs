@@ -1,16 +1,10 @@
 //! `xlogmem convert`, `summary` and `generate` as their users meet them.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
 use std::io::{BufWriter, Write};
 use std::process::{Command, Output, Stdio};
 
-use scratch::{Scratch, bad, good, page, run, warned};
-use support::{assert_refused, text, xlogmem};
+use crate::scratch::{Scratch, bad, good, page, run, warned};
+use crate::support::{assert_refused, text, xlogmem};
 use xlog_trace::{Action, Format, Header, LogWriter, Names, Record};
 
 /// Three allocations, two frees, one failure; one block is never freed.
@@ -63,6 +57,40 @@ fn every_kind_of_log_is_made_the_same_from_the_same_seed_and_sums_up() {
             .map(|row| row["requests"].as_u64().unwrap())
             .sum();
         assert_eq!(total["allocations"], sizes);
+    }
+}
+
+#[test]
+fn the_logs_of_several_processes_are_summarized_and_reported_together() {
+    let scratch = Scratch::new("several");
+    let [one, two, both] = ["a.xtrace", "b.xtrace", "both.xtrace"].map(|name| scratch.path(name));
+    // The same addresses and numbers in two processes.
+    for (path, process, bytes) in [(&one, 11, 1000), (&two, 22, 500)] {
+        let file = BufWriter::new(std::fs::File::create(path).unwrap());
+        let mut log = LogWriter::new(Format::Binary, &Header::new().with_process(process), file);
+        let record = Record::new(Action::Allocate, 0, 1, 1)
+            .with_process(process)
+            .with_ptr(0x7f00_0000_0000)
+            .with_bytes(bytes);
+        log.write(&record, &Names::new()).unwrap();
+        drop(log.finish());
+    }
+    let joined = [std::fs::read(&one).unwrap(), std::fs::read(&two).unwrap()].concat();
+    std::fs::write(&both, joined).unwrap();
+    let summary = |arguments: &[&str]| good(&[&["summary"], arguments].concat());
+    let together = summary(&[&one, &two]);
+    assert_eq!(together["numbers"], summary(&[&both])["numbers"]);
+    assert_eq!(together["numbers"]["total"]["live_bytes"], 1500, "{together:#}");
+    assert_eq!(together["log"], format!("{one} and 1 more"));
+    let page = scratch.path("page.html");
+    let output = run(&["report", &one, &two, "-o", &page]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(std::fs::read_to_string(&page).unwrap().contains("and 1 more"));
+    let csv = scratch.write("c.csv", RMM);
+    for command in ["summary", "report"] {
+        let refused = run(&[command, &one, &csv]);
+        assert_refused(&refused, &[&csv, "not an xtrace log"]);
+        assert_refused(&run(&[command, &one, "nowhere.xtrace"]), &["nowhere.xtrace"]);
     }
 }
 
@@ -172,7 +200,7 @@ fn the_summary_names_who_holds_what_and_what_was_never_freed() {
 
     let text = page(&["summary", &path], 0);
     for part in
-        ["3 allocations, 2 frees, 1 failures", "0x7f0000000000", "0x55aa00", "64 bytes in 1 blocks"]
+        ["3 allocations, 2 frees, 1 failure\n", "0x7f0000000000", "0x55aa00", "64 bytes in 1 block"]
     {
         assert!(text.contains(part), "{text} does not have {part}");
     }
@@ -313,7 +341,7 @@ fn every_command_reads_a_log_from_a_pipe_as_from_a_file() {
         let by_file = with(&log);
         let by_file = run(&by_file.iter().map(String::as_str).collect::<Vec<_>>());
         let figures = |output: &Output| {
-            let mut report = support::json(output);
+            let mut report = crate::support::json(output);
             // Names of files and times of calls differ.
             for name in ["log", "before", "after", "runs", "clock_nanos"] {
                 report.as_object_mut().unwrap().remove(name);
@@ -383,7 +411,7 @@ fn a_run_says_how_many_records_of_its_log_are_missing() {
         let arguments = [&arguments[..], &["--json"]].concat();
         let output = limited("-f 8", &arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{work:?}: {}", text(&output.stderr));
-        let report = support::json(&output);
+        let report = crate::support::json(&output);
         let dropped = report["log"]["dropped_records"].as_u64().unwrap();
         assert_eq!((report["ok"].as_bool(), dropped > 0), (Some(false), true), "{report:#}");
         let said = report["error"].as_str().unwrap();
@@ -398,10 +426,10 @@ fn a_run_says_how_many_records_of_its_log_are_missing() {
     }
 }
 
-/// A million blocks that are never freed, as a log.
+/// A quarter of a million blocks that are never freed, as a log.
 fn leaks(out: impl Write) {
     let mut log = LogWriter::new(Format::Binary, &Header::new(), BufWriter::new(out));
-    for number in 1..=1_000_000 {
+    for number in 1..=250_000 {
         let record =
             Record::new(Action::Allocate, 0, number, number).with_ptr(number << 8).with_bytes(256);
         // A reader that has seen enough closes the pipe.
@@ -424,7 +452,7 @@ fn too_many_live_blocks_are_refused_with_what_they_would_take() {
         &["diff", &log, &log],
         &["convert", &log, &scratch.path("out.json")],
     ] {
-        let output = limited("-v 400000", command).output().unwrap();
+        let output = limited("-v 120000", command).output().unwrap();
         assert_refused(&output, &["blocks are live", "MiB of memory", "leaks.xtrace"]);
     }
     assert_eq!(scratch.names(), ["leaks.xtrace"]);

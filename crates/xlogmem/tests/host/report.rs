@@ -1,14 +1,8 @@
 //! `xlogmem report` and `xlogmem diff` as their users meet them, without a browser.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
-use scratch::{Scratch, bad, good, page, run};
+use crate::scratch::{Scratch, bad, good, page, run};
+use crate::support::{assert_refused, json, text};
 use serde_json::Value;
-use support::{assert_refused, json, text};
 
 /// Two tags, a peak of 1,500 bytes after 3 us, one block never freed, one call failed; a use on another stream.
 const LOG: &str = "\
@@ -118,7 +112,7 @@ fn the_text_has_bars_and_fits_a_terminal() {
     }
     assert_eq!(text, page(&["report", &log, "--budget", "2000", "--compare", &other], 0));
     let words: Vec<&str> = text.split_whitespace().collect();
-    assert!(words.join(" ").ends_with("64 bytes in 1 blocks was never freed"), "{text}");
+    assert!(words.join(" ").ends_with("64 bytes in 1 block was never freed"), "{text}");
 }
 
 #[test]
@@ -224,6 +218,47 @@ fn diff_answers_with_its_exit_status() {
     assert_eq!((&first["tag"], &first["peak_bytes"]["after"]), (&"index".into(), &2000.into()));
     let live = &comparison["total"]["live_bytes"];
     assert_eq!((&live["before"], &live["after"]), (&64.into(), &0.into()));
+}
+
+#[test]
+fn reserved_memory_is_in_every_form_and_does_not_make_logs_differ() {
+    let scratch = Scratch::new("reserved");
+    let segments = "\
+7,500,segment_take,0x7f0000000000,2097152,,,,
+7,12000,segment_return,0x7f0000000000,1048576,,,,
+";
+    let with = format!("{LOG}{segments}");
+    let (log, without) = (scratch.write("with.csv", &with), scratch.write("without.csv", LOG));
+    let text = page(&["report", &log], 0);
+    assert!(text.contains("reserved            2 MiB at most"), "{text}");
+    let reserved = &good(&["report", &log])["reserved"];
+    assert_eq!(
+        (&reserved["peak_bytes"], &reserved["end_bytes"]),
+        (&2097152.into(), &1048576.into())
+    );
+    assert_eq!(reserved["over_time"].as_array().unwrap().len(), 64);
+    assert!(good(&["report", &without])["reserved"].is_null());
+    assert!(page(&["summary", &log], 0).contains("1 MiB at the end"));
+    assert_eq!(good(&["summary", &log])["numbers"]["reserved"], {
+        let mut reserved = reserved.clone();
+        reserved.as_object_mut().unwrap().remove("over_time");
+        reserved
+    });
+    assert!(page(&["diff", &without, &log], 0).contains("reserved at most"));
+    // A replay has segments of its own; other formats leave them out.
+    let rmm = scratch.path("out.rmm.csv");
+    assert_eq!(good(&["convert", &log, &rmm])["left_out"], 4);
+    let trace = scratch.path("out.json");
+    good(&["convert", &log, &trace]);
+    let events: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    let counters: Vec<_> = events["traceEvents"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|event| event["name"] == "reserved bytes")
+        .map(|event| event["args"]["reserved"].as_u64().unwrap())
+        .collect();
+    assert_eq!(counters, [2097152, 1048576]);
 }
 
 #[test]

@@ -3,27 +3,22 @@
 //! The tables name every command that the help names, so that a new one is not forgotten. Outputs that cannot be written are places that
 //! refuse also root: below a plain file, in a folder that is not there, a folder itself, a full device.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(target_os = "linux")]
 
-#[path = "bad_input/names.rs"]
 mod names;
-mod scratch;
-mod support;
-#[path = "bad_input/temporary.rs"]
 mod temporary;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Stdio;
 
-use scratch::{Scratch, assert_warning, good, run, warned};
-use support::{assert_refused, commands, text, xlogmem};
+use crate::scratch::{Scratch, assert_warning, good, run, warned};
+use crate::support::{assert_refused, commands, text, xlogmem};
 
 /// Every command, with arguments that are good as far as they go.
-const COMMANDS: [(&str, &[&str]); 20] = [
+const COMMANDS: [(&str, &[&str]); 21] = [
     ("doctor", &[]),
+    ("exec", &[]),
     ("ledger", &[]),
     ("top", &["--once"]),
     ("demo", &["--for", "100ms"]),

@@ -1,15 +1,10 @@
 //! `xlogmem doctor` as its users meet it: the binary, its output and its exit status.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod support;
-
 use std::os::unix::fs::DirBuilderExt;
 use std::process::{Output, Stdio};
 
+use crate::support::{assert_refused, json, text, xlogmem};
 use serde_json::Value;
-use support::{assert_refused, json, text, xlogmem};
 use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
 use xlog_testing::specs;
 

@@ -1,11 +1,6 @@
 //! `xlogmem bench` as its users meet it.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod support;
-
-use support::{assert_refused, json, text, xlogmem};
+use crate::support::{assert_refused, json, text, xlogmem};
 
 #[test]
 fn every_comparison_is_there_with_its_ratio_and_spread() {

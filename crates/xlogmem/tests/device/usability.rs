@@ -1,17 +1,12 @@
 //! What users meet at the command line: numbers, names, streams, terminals, defaults.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use scratch::{Scratch, good, page, run};
-use support::{assert_refused, json, text, xlogmem};
+use crate::scratch::{Scratch, good, page, run};
+use crate::support::{assert_refused, json, text, xlogmem};
+use serde_json::Value;
 use xlog_testing::left_out;
 
 /// A log of a thousand records or so.
@@ -25,8 +20,8 @@ fn log(scratch: &Scratch) -> String {
 fn a_misspelt_name_is_answered_with_the_closest_one() {
     for (line, due) in [
         (&["dcotor"][..], "did you mean 'doctor'?"),
-        (&["run", "jion"], "'join'?"),
-        (&["summary", "log", "--jsn"], "did you mean '--json'?"),
+        (&["run", "jion"], "did you mean 'join'? Try 'xlogmem run --help'"),
+        (&["summary", "log", "--jsn"], "did you mean '--json'? Try 'xlogmem summary --help'"),
         (&["certify", "--bug", "overflw"], "did you mean 'overflow'?"),
     ] {
         assert_refused(&run(line), &[due, "--help"]);
@@ -84,6 +79,26 @@ fn a_dash_is_standard_input_and_output() {
 }
 
 #[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let scratch = Scratch::new("head");
+    let path = scratch.path("log.xtrace");
+    good(&["generate", "datalog", "-o", &path, "--records", "2e4"]);
+    for line in [
+        &["convert", &path, "-", "--to", "csv"][..],
+        &["generate", "datalog", "-o", "-", "--to", "csv", "--records", "2e4"],
+        &["report", &path, "-o", "-"],
+    ] {
+        let mut child = xlogmem();
+        let mut child =
+            child.args(line).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut first = [0; 16];
+        std::io::Read::read_exact(&mut child.stdout.take().unwrap(), &mut first).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""), "{line:?}");
+    }
+}
+
+#[test]
 fn a_log_shows_its_threads_queries_and_call_times() {
     let scratch = Scratch::new("shown");
     let path = scratch.path("run.xtrace");
@@ -101,6 +116,10 @@ fn a_log_shows_its_threads_queries_and_call_times() {
         assert!(text.contains("By thread") && text.contains("Call times"), "{text}");
         assert!(text.contains("p50 ") && text.contains("p99 "), "{text}");
     }
+    let sites = numbers["by_site"].as_array().unwrap();
+    let named = |row: &Value| row["name"].as_str().unwrap().contains(".rs:");
+    assert!(!sites.is_empty() && sites.iter().all(named), "{sites:#?}");
+    assert!(page(&["summary", &path], 0).contains("By call site"));
     // A CSV log with two queries.
     let csv = scratch.path("run.csv");
     good(&["convert", &path, &csv]);
@@ -223,7 +242,7 @@ fn a_demo_starts_a_ledger_that_top_shows_and_removes_it() {
     assert!(!std::path::Path::new(&path).exists());
 }
 
-/// Runs a command on a terminal of so many columns and prints what it wrote.
+/// Runs a command on a terminal with the given number of columns and prints what it wrote.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, struct, sys, termios
 columns, argv = int(sys.argv[1]), sys.argv[2:]
@@ -291,7 +310,7 @@ def read_until(word):
     assert word in seen, (word, seen[-300:])
 read_until(b"no process takes part")
 os.write(master, b"h")
-read_until(b"cached memory")
+read_until(b"another process gets them on request")
 os.write(master, b"q")
 read_until(b"\x1b[?1049l")
 os.waitpid(child, 0)
@@ -317,4 +336,35 @@ fn top_has_colours_unless_they_are_not_wanted_and_explains_itself() {
         let seen = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(seen.contains("\u{1b}[38;5;"), coloured, "NO_COLOR {no_color:?}: {seen:?}");
     }
+}
+
+/// The result of a small churn with a budget from an option or from the environment.
+fn churn(option: &[&str], variable: Option<&str>) -> Value {
+    let mut command = xlogmem();
+    command.args(["run", "churn", "--device", "sim", "--allocations", "50", "--json"]).args(option);
+    command.env_remove("XLOG_DEVICE_BUDGET");
+    command.envs(variable.map(|value| ("XLOG_DEVICE_BUDGET", value)));
+    json(&command.output().unwrap())
+}
+
+#[test]
+fn a_run_takes_its_budget_from_the_environment_and_as_a_share() {
+    assert_eq!(churn(&[], None)["budget"], Value::Null);
+    assert_eq!(churn(&[], Some("512MiB"))["budget"], 512 << 20);
+    assert_eq!(churn(&["--budget", "1GiB"], Some("512MiB"))["budget"], 1 << 30);
+    let whole = churn(&["--budget", "100%"], None)["budget"].as_u64().unwrap();
+    assert!(whole >= 1 << 20, "{whole}");
+    assert_eq!(churn(&["--budget", "50%"], None)["budget"], whole / 2);
+    assert_eq!(churn(&[], Some("25%"))["budget"], whole / 4);
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_one_error_with_its_path_once() {
+    let line = ["run", "handoff", "--device", "sim", "--log", "/nonexist/x.xtrace"];
+    let output = run(&line);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert_eq!(said.matches("/nonexist/x.xtrace").count(), 1, "{said}");
+    assert_eq!(said.trim_end().lines().count(), 1, "{said}");
+    assert!(said.contains("No such file"), "{said}");
 }

@@ -1,14 +1,8 @@
 //! `xlogmem run churn` as its users meet it.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
-use scratch::{bad, good, page, run};
+use crate::scratch::{bad, good, page, run};
+use crate::support::assert_refused;
 use serde_json::Value;
-use support::assert_refused;
 use xlog_testing::specs;
 
 const WORKLOADS: [&str; 3] = ["rmm-random", "small-blocks", "threads"];

@@ -1,14 +1,8 @@
 //! `xlogmem certify` as its users meet it.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
-use scratch::{Scratch, bad, good, page, run};
+use crate::scratch::{Scratch, bad, good, page, run};
+use crate::support::assert_refused;
 use serde_json::Value;
-use support::assert_refused;
 
 fn cell<'a>(report: &'a Value, bug: &str, stack: &str, checker: bool) -> &'a Value {
     let cells = report["cells"].as_array().unwrap();
@@ -61,7 +55,7 @@ fn every_promise_is_kept_on_the_simulated_device() {
 #[test]
 fn the_page_is_the_one_in_the_documentation() {
     let shown = page(&["certify", "--device", "sim"], 0);
-    let documented = include_str!("../../../docs/sanitizer.md");
+    let documented = include_str!("../../../../docs/sanitizer.md");
     for line in shown.lines() {
         assert!(documented.contains(line), "docs/sanitizer.md does not show\n{line}");
     }

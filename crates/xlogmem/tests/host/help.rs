@@ -1,15 +1,9 @@
 //! The command line as it presents itself: help, completions, manual pages, and what every JSON report has.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
 use std::process::Command;
 
-use scratch::Scratch;
-use support::{assert_refused, commands, json, text, xlogmem};
+use crate::scratch::Scratch;
+use crate::support::{assert_refused, commands, json, text, xlogmem};
 
 /// Calls `see` with the help of every command, long and short.
 fn for_each_help(path: &[String], see: &mut impl FnMut(&[String], &str)) {
@@ -181,8 +175,8 @@ fn listed(help: &str) -> std::collections::BTreeSet<String> {
 #[test]
 fn every_option_is_in_the_section_of_its_command_and_every_documented_one_is_there() {
     let pages = concat!(
-        include_str!("../../../docs/xlogmem.md"),
-        include_str!("../../../docs/xlogmem-tools.md")
+        include_str!("../../../../docs/xlogmem.md"),
+        include_str!("../../../../docs/xlogmem-tools.md")
     );
     let sections = sections(pages);
     let mut all = std::collections::BTreeSet::new();

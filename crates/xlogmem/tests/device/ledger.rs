@@ -1,17 +1,13 @@
 //! `xlogmem ledger` as its users meet it: the binary, its output and its exit status.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(target_os = "linux")]
-
-mod support;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 
+use crate::support::{assert_refused, json, text, xlogmem};
 use serde_json::Value;
-use support::{assert_refused, json, text, xlogmem};
 use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
 
 const MIB: u64 = 1 << 20;
@@ -21,7 +17,8 @@ struct Place(PathBuf);
 
 impl Place {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("xlogmem-{name}-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("xlogmem-ledger-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
             .unwrap();
@@ -98,6 +95,58 @@ fn it_shows_who_holds_what_by_flag_and_by_environment() {
     let report = json(&command.output().unwrap());
     assert_eq!(report["ledgers"].as_array().unwrap().len(), 1);
     drop(two);
+}
+
+#[test]
+fn the_quota_of_a_process_is_changed_while_it_runs_and_shown() {
+    let place = Place::new("quotas");
+    let (one, two) = (place.ledger("GPU-one", 64 * MIB), place.ledger("GPU-two", 32 * MIB));
+    let process = std::process::id().to_string();
+    let change = |path: &Path, rest: &[&str]| {
+        let arguments: Vec<&str> = ["--process", &process].iter().chain(rest).copied().collect();
+        let output = ledger(path, &arguments);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    // In every ledger of the folder; a share is of each one's limit.
+    let page =
+        change(place.path(), &["--quota", "25%", "--guarantee", "4MiB", "--quota-name", "job 7"]);
+    assert!(page.contains("quota (job 7): at most 16 MiB, 4 MiB guaranteed"), "{page}");
+    let quota = |ledger: &Ledger| ledger.quota().unwrap();
+    assert_eq!((quota(&one).limit, quota(&two).limit), (Some(16 * MIB), Some(8 * MIB)));
+    one.take(16 * MIB).unwrap();
+    assert!(one.take(1).is_err());
+    // What is not given stays.
+    change(one.path(), &["--quota", "none"]);
+    assert_eq!((quota(&one).limit, quota(&one).guaranteed), (None, 4 * MIB));
+    assert_eq!(quota(&two).limit, Some(8 * MIB));
+    one.take(40 * MIB).unwrap();
+    change(one.path(), &["--quota", "20MiB", "--guarantee", "none"]);
+    assert!(one.take(1).is_err(), "56 MiB are in use");
+    let shown = json(&ledger(one.path(), &["--json"]));
+    let slot = &shown["ledgers"][0]["slots"][0];
+    assert_eq!((&slot["quota_bytes"], &slot["guaranteed_bytes"]), (&(20 * MIB).into(), &0.into()));
+    assert_eq!(slot["quota_name"], "job 7");
+}
+
+#[test]
+fn a_quota_that_cannot_be_set_is_refused_with_the_reason() {
+    let place = Place::new("no-quotas");
+    let one = place.ledger("GPU-one", 64 * MIB);
+    let process = std::process::id().to_string();
+    let refused = |arguments: &[&str], part: &str| {
+        assert_refused(&ledger(place.path(), arguments), &[part]);
+    };
+    refused(&["--process", "1", "--quota", "1MiB"], "no living process of that id");
+    refused(&["--process", &process], "needs --quota, --guarantee or --quota-name");
+    refused(&["--process", &process, "--quota", "much"], "--quota");
+    refused(&["--process", &process, "--guarantee", "65MiB"], "cannot be guaranteed");
+    refused(
+        &["--process", &process, "--quota", "1MiB", "--guarantee", "2MiB"],
+        "at most the quota",
+    );
+    refused(&["--quota", "1MiB"], "--process");
+    assert!(one.quota().unwrap().is_empty());
 }
 
 #[test]

@@ -4,19 +4,13 @@
 //! `XLOG_TEST_TOOLS=required` demands it.
 //! With `XLOG_SCREENSHOTS=FOLDER` they leave their pictures there.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-use scratch::{Scratch, run};
+use crate::scratch::{Scratch, run};
+use crate::support::text;
 use serde_json::Value;
-use support::text;
 use xlog_testing::left_out;
 
 /// One browser at a time: each takes much memory.
@@ -44,8 +38,8 @@ fn make(arguments: &[&str]) {
     assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", text(&output.stderr));
 }
 
-/// Runs all checks on a page; returns the figures.
-fn check(browser: &str, page: &str, name: &str) -> Value {
+/// Runs all checks on a page; returns its text.
+fn check(browser: &str, page: &str, name: &str, has_segments: bool) -> Value {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser/check.mjs");
     let mut command = Command::new("node");
     command.arg(script).args([browser, page]);
@@ -58,6 +52,7 @@ fn check(browser: &str, page: &str, name: &str) -> Value {
     assert_eq!(report["wrong"], Value::Array(Vec::new()), "{page}");
     assert!(output.status.success(), "{}", text(&output.stderr));
     let mut figures = report["figures"].clone();
+    assert_eq!(figures["reserved"], has_segments, "{page}");
     println!(
         "{name}: {}, first picture after {} ms, complete after {} ms, {} ms a step of zoom, {} named parts",
         figures["browser"],
@@ -77,7 +72,7 @@ fn a_million_records_are_drawn_soon_and_moved_through_by_keys() {
     let (log, page) = (scratch.path("llm.xtrace"), scratch.path("llm.html"));
     make(&["generate", "llm", "-o", &log, "--records", "1000000"]);
     make(&["report", &log, "-o", &page, "--budget", "3GiB"]);
-    let text = check(&browser, &page, "llm");
+    let text = check(&browser, &page, "llm", false);
     let text = text.as_str().unwrap();
     for part in ["kv page", "weights attention", "Every block was freed", "no records of uses"] {
         assert!(text.contains(part), "the page does not say {part}");
@@ -103,7 +98,7 @@ fn what_a_log_says_is_shown_and_never_run() {
     let scratch = Scratch::new("browser-hostile");
     let (log, page) = (scratch.write("<i>log&.csv", HOSTILE), scratch.path("hostile.html"));
     make(&["report", &log, "-o", &page]);
-    let text = check(&browser, &page, "hostile");
+    let text = check(&browser, &page, "hostile", false);
     let text = text.as_str().unwrap();
     for part in [
         "<img src=x onerror=window.pwned=1>",
@@ -128,9 +123,31 @@ fn streams_uses_and_another_log_are_on_the_page() {
         make(&["run", "handoff", "--device", "sim:1", "--rounds", rounds, "--log", log]);
     }
     make(&["report", &log, "-o", &page, "--compare", &other]);
-    let text = check(&browser, &page, "uses");
+    let text = check(&browser, &page, "uses", true);
     let text = text.as_str().unwrap();
-    for part in ["Held idle, by tag", "Handovers to it", "other.xtrace", "Own peaks by tag"] {
+    for part in [
+        "Held idle, by tag",
+        "Handovers to it",
+        "other.xtrace",
+        "Own peaks by tag",
+        "Call sites",
+        "handoff/",
+    ] {
+        assert!(text.contains(part), "the page does not say {part}");
+    }
+}
+
+#[test]
+fn reserved_memory_is_beside_allocated_memory_with_its_segments() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(browser) = browser() else { return };
+    let scratch = Scratch::new("browser-reserved");
+    let (log, page) = (scratch.path("churn.xtrace"), scratch.path("churn.html"));
+    make(&["run", "churn", "--device", "sim:3", "--allocations", "300", "--log", &log]);
+    make(&["report", &log, "-o", &page]);
+    let text = check(&browser, &page, "reserved", true);
+    let text = text.as_str().unwrap();
+    for part in ["Segments as a table", "is reserved and free", " reserved;"] {
         assert!(text.contains(part), "the page does not say {part}");
     }
 }
@@ -143,9 +160,16 @@ fn a_memory_snapshot_of_pytorch_is_a_page_with_places_in_the_program() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../xlog-trace/tests/suite/snapshots");
     let (snapshot, page) = (format!("{folder}/history.pickle"), scratch.path("torch.html"));
     make(&["report", &snapshot, "-o", &page]);
-    let text = check(&browser, &page, "torch");
+    let text = check(&browser, &page, "torch", true);
     let text = text.as_str().unwrap();
-    for part in ["attention (model.py:41)", "loss (train.py:88)", "123456 bytes were free"] {
+    for part in [
+        "attention (model.py:41)",
+        "loss (train.py:88)",
+        "123456 bytes were free",
+        "/home/user/train/train.py:88",
+        "Stack of the allocation",
+        "attention (/home/user/train/model.py:41)",
+    ] {
         assert!(text.contains(part), "the page does not say {part}");
     }
 }

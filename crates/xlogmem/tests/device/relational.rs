@@ -1,14 +1,9 @@
 //! `xlogmem run join`, `fixpoint` and `sort` as their users meet them: the binary, its output and its exit status.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod support;
-
 use std::process::Output;
 
+use crate::support::{assert_refused, json, text, xlogmem};
 use serde_json::Value;
-use support::{assert_refused, json, text, xlogmem};
 use xlog_testing::specs;
 
 const WORKLOADS: [&str; 3] = ["join", "fixpoint", "sort"];
@@ -64,6 +59,30 @@ fn the_corners_of_rows_streams_and_threads_are_right_too() {
     // A fixpoint goes round more than a few times.
     let report = good("fixpoint", &["--device", device, "--rows", "3000"]);
     assert!(report["rounds"].as_u64().unwrap() > 10, "{report:#}");
+}
+
+#[test]
+fn a_fixpoint_as_a_graph_is_right_on_every_test_device() {
+    for spec in specs() {
+        for rows in ["1", "700", "2000"] {
+            let arguments =
+                ["--graph", "--device", &spec, "--rows", rows, "--repeat", "2", "--json"];
+            let output = run("fixpoint", &arguments);
+            let report = json(&output);
+            assert_eq!(output.status.code(), Some(0), "{report:#}");
+            for program in ["graph", "kernels", "exact"] {
+                assert_eq!(report[program]["runs_verified"], 2, "{report:#}");
+                assert!(report[program]["bytes"].as_u64().unwrap() > 0, "{report:#}");
+            }
+            assert!(report["captures"].as_u64().unwrap() >= 1, "{report:#}");
+            // A batch of rounds is one launch.
+            let launches = |program: &str| report[program]["launches"].as_u64().unwrap();
+            assert!(launches("graph") * 4 < launches("kernels"), "{report:#}");
+            let memory = report["bytes_over_kernels"].as_f64().unwrap();
+            assert!((0.95..1.05).contains(&memory), "{report:#}");
+            assert_eq!(report["bytes_left"], 0, "{report:#}");
+        }
+    }
 }
 
 #[test]

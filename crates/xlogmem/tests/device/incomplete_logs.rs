@@ -1,13 +1,7 @@
 //! Nothing lost in silence: logs with missing records, and files that are taken for others.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod scratch;
-mod support;
-
-use scratch::{Scratch, assert_warning, bad, good, page, run, warned};
-use support::{assert_refused, json, text};
+use crate::scratch::{Scratch, assert_warning, bad, good, page, run, warned};
+use crate::support::{assert_refused, json, text};
 use xlog_trace::{Action, Encoder, Format, Header, Names, Record, encoder};
 
 /// A log of `records` records, of which one block is never freed, with or without its end.
@@ -84,7 +78,7 @@ fn conclusions_from_an_incomplete_log_are_qualified_and_from_a_complete_one_are_
     let scratch = Scratch::new("incomplete-words");
     let (whole, incomplete) = logs(&scratch);
     for command in ["summary", "report"] {
-        assert!(words(&[command, &whole]).contains("in 1 blocks was never freed"));
+        assert!(words(&[command, &whole]).contains("in 1 block was never freed"));
     }
     assert!(words(&["diff", &whole, &whole]).ends_with("the logs say the same of memory"));
     assert!(words(&["replay", &whole, "--device", "sim"]).ends_with("every operation was served"));
@@ -246,7 +240,7 @@ fn a_run_takes_its_log_from_the_environment_and_the_option_wins() {
     let (variable, option) = (scratch.path("variable.xtrace"), scratch.path("option.xtrace"));
     let churn = ["run", "churn", "--device", "sim:1", "--allocations", "10"];
     for (more, file) in [(&[][..], &variable), (&["--log", &option], &option)] {
-        let mut command = support::xlogmem();
+        let mut command = crate::support::xlogmem();
         command.args(churn).args(more).env("XLOG_DEVICE_LOG", &variable);
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

@@ -1,14 +1,10 @@
 //! `xlogmem run tenants` as its users meet it.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
 #![cfg(target_os = "linux")]
-
-mod support;
 
 use std::process::Output;
 
-use support::{assert_refused, json, text, xlogmem};
+use crate::support::{assert_refused, json, text, xlogmem};
 
 fn tenants(arguments: &[&str]) -> Output {
     xlogmem().args(["run", "tenants"]).args(arguments).output().unwrap()
@@ -65,6 +61,28 @@ fn a_limit_that_nothing_fits_is_exit_status_one() {
     assert_eq!(report["ok"], false);
     assert!(report["error"].as_str().unwrap().contains("raise --budget"), "{report:#}");
     assert_eq!(text(&output.stderr).lines().count(), 1);
+}
+
+#[test]
+fn cached_memory_of_another_process_is_had_and_a_stopped_one_is_named() {
+    let device = device();
+    let output = tenants(&["--device", &device, "--pressure", "--json"]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    assert_eq!((&report["schema"], &report["ok"]), (&1.into(), &true.into()));
+    assert_eq!(report["timed"], !device.starts_with("sim"));
+    let cases = report["cases"].as_array().unwrap();
+    let seen: Vec<_> =
+        cases.iter().map(|case| (case["state"].as_str().unwrap(), &case["served"])).collect();
+    let (yes, no) = (&true.into(), &false.into());
+    assert_eq!(seen, [("idle", yes), ("busy", yes), ("killed", yes), ("stopped", no)]);
+    let limit = report["limit_bytes"].as_u64().unwrap();
+    for case in cases {
+        assert!(case["cached_bytes"].as_u64().unwrap() >= limit / 2, "{case:#}");
+        assert!(case["problem"].is_null() && case["milliseconds"].as_f64().unwrap() > 0.0);
+    }
+    let refusal = cases[3]["refusal"].as_str().unwrap();
+    assert!(refusal.contains(" cached (does not answer)"), "{refusal}");
 }
 
 #[test]

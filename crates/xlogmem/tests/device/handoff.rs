@@ -1,14 +1,9 @@
 //! `xlogmem run handoff` as its users meet it: the binary, its output and its exit status.
 
-// Helpers of tests fail tests.
-#![allow(clippy::unwrap_used, clippy::panic)]
-
-mod support;
-
 use std::process::Output;
 
+use crate::support::{assert_refused, json, text, xlogmem};
 use serde_json::Value;
-use support::{assert_refused, json, text, xlogmem};
 use xlog_testing::specs;
 
 fn handoff(arguments: &[&str]) -> Output {

@@ -1,0 +1,66 @@
+//! The signals of a run.
+//!
+//! Signals that are sent to this process are passed on. The terminal sends its own, SIGINT and SIGQUIT, to the whole foreground group, which
+//! has the program too: in the foreground these two are not passed on. A signal that is ignored at the start (`nohup`) stays
+//! ignored, here and in the program.
+
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+
+/// Runs a command to its end.
+pub(super) fn wait(command: &mut Command) -> std::io::Result<ExitStatus> {
+    let ignored = ignored();
+    let handled = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+    let handled = handled.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    // A handler becomes the default in the program, but an ignored signal stays ignored.
+    let mut signals = Signals::new(handled)?;
+    let handle = signals.handle();
+    let mut child = command.spawn()?;
+    let process = Pid::from_child(&child);
+    let has_ended = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&has_ended);
+    let forward = move || {
+        for signal in signals.forever() {
+            let signal = match signal {
+                SIGTERM => Signal::TERM,
+                SIGHUP => Signal::HUP,
+                SIGUSR1 => Signal::USR1,
+                SIGUSR2 => Signal::USR2,
+                SIGINT if !is_in_foreground() => Signal::INT,
+                SIGQUIT if !is_in_foreground() => Signal::QUIT,
+                _ => continue,
+            };
+            if !ended.load(Ordering::Acquire) {
+                // It may have ended just now.
+                let _ = kill_process(process, signal);
+            }
+        }
+    };
+    let forwarding = std::thread::Builder::new().name("signals".to_owned()).spawn(forward)?;
+    let status = child.wait();
+    has_ended.store(true, Ordering::Release);
+    handle.close();
+    let _ = forwarding.join();
+    status
+}
+
+/// The signals that this process ignores, as bits.
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Whether this process is in the group that a terminal sends its signals to.
+fn is_in_foreground() -> bool {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // Behind the name: state, parent, group, session, terminal, its foreground group.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let field = |number: usize| fields.split_whitespace().nth(number);
+    field(2).is_some() && field(2) == field(5)
+}

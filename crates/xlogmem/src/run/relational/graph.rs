@@ -1,0 +1,262 @@
+//! `run fixpoint --graph`: one program with fixed capacities as a graph and kernel by kernel, beside the program with exact sizes.
+//!
+//! All three find the closures of the same graphs, each verified by the host. A first run, which is not counted, finds the capacities and captures.
+
+use std::time::Instant;
+
+use serde::Serialize;
+use xlog_cuda::Result;
+use xlog_cuda::driver::DeviceKind;
+use xlog_report::text_report::{TextReport, size};
+use xlog_workloads::relational::fixed_fixpoint::{Capacity, FixedFixpoint, Form};
+use xlog_workloads::relational::fixpoint::Fixpoint;
+use xlog_workloads::relational::numbers::seed_for;
+use xlog_workloads::relational::{Column, Session, SessionOptions};
+use xlog_workloads::stack::{Stack, StackKind, StackOptions};
+
+use super::RelationalArguments;
+use crate::Output;
+use crate::cli::Refusal;
+use crate::doctor::Selection;
+use crate::run::report::{RunHead, RunReport, race_problem, races_text, run_on_stack};
+
+/// Edges on a GPU and on a simulated device.
+const USUAL: [usize; 2] = [100_000, 10_000];
+
+/// The runs of one program.
+#[derive(Serialize, Debug, Default)]
+struct ProgramReport {
+    runs_verified: u32,
+    /// The device's part of all runs.
+    seconds: f64,
+    runs_per_second: Option<f64>,
+    /// Launches of the program, a graph counted once; `null` where the program does not count them.
+    launches: Option<usize>,
+    /// Bytes that the program keeps for its rounds: an arena, buffers of fixed capacity, or the peak of exact buffers.
+    bytes: usize,
+}
+
+impl ProgramReport {
+    fn rate(&mut self, runs: u32) {
+        let seconds = self.seconds;
+        self.runs_per_second = (seconds > 0.0).then(|| f64::from(runs) / seconds);
+    }
+
+    fn line(&self) -> String {
+        let rate = self.runs_per_second.unwrap_or_default();
+        format!("{rate:.1} runs/s, {}", size(self.bytes as u64))
+    }
+}
+
+/// All of it, in the shape of its JSON.
+#[derive(Serialize, Debug, Default)]
+struct GraphReport {
+    #[serde(flatten)]
+    head: RunHead,
+    rows: usize,
+    repeat: u32,
+    seed: u64,
+    graph: ProgramReport,
+    kernels: ProgramReport,
+    exact: ProgramReport,
+    /// The rate of the graph over that of its kernels, and over that of the program with exact sizes.
+    graph_over_kernels: Option<f64>,
+    graph_over_exact: Option<f64>,
+    /// Bytes of the graph over those of its kernels.
+    bytes_over_kernels: Option<f64>,
+    pair_capacity: usize,
+    set_capacity: usize,
+    captures: u32,
+    capture_seconds: f64,
+    rounds: u32,
+    first_wrong: Option<String>,
+    races: Vec<String>,
+    #[serde(skip)]
+    detects_races: bool,
+    bytes_left: usize,
+}
+
+/// Runs `run fixpoint --graph`.
+pub(super) fn compare(arguments: &RelationalArguments) -> Result<Output, Refusal> {
+    arguments.stack.require_tracking("a graph and other work on one buffer")?;
+    let selection = arguments.stack.select()?;
+    let options = arguments.stack.options(StackKind::Pool, selection.spec)?;
+    let options = StackOptions { streams: arguments.streams as usize + 2, ..options };
+    let (spec, [on_gpu, simulated]) = (selection.spec, USUAL);
+    let rows = arguments.rows.unwrap_or(if spec.is_simulated() { simulated } else { on_gpu });
+    let report = GraphReport::new(selection.describe(), rows, &options, arguments);
+    let report = run_on_stack(&arguments.stack, spec, options, report, |stack, report| {
+        report.measure(stack, arguments)
+    })?;
+    Ok(report.finish(arguments.json))
+}
+
+impl GraphReport {
+    fn new(
+        selection: Selection,
+        rows: usize,
+        options: &StackOptions,
+        arguments: &RelationalArguments,
+    ) -> Self {
+        Self {
+            head: RunHead::new("fixpoint", selection, options.kind.name()),
+            rows,
+            repeat: arguments.repeat,
+            seed: arguments.seed,
+            ..Self::default()
+        }
+    }
+
+    /// The work of a run; run 0 is not counted.
+    fn work(&self, run: u32) -> Fixpoint {
+        Fixpoint { rows: self.rows, seed: seed_for(self.seed, u64::from(run) << 8) }
+    }
+
+    fn measure(&mut self, stack: &Stack, arguments: &RelationalArguments) -> Result<()> {
+        self.detects_races = stack.device().properties().kind != DeviceKind::Cuda;
+        let mut capacity = Capacity::for_edges(self.rows);
+        for form in [Form::Graph, Form::Kernels] {
+            let session = Session::open(stack, 1, SessionOptions::default())?;
+            let mut program = FixedFixpoint::new(&session, self.rows, form, capacity)?;
+            let measured = self.measure_fixed(&session, &mut program)?;
+            capacity = program.capacity();
+            match form {
+                Form::Graph => self.graph = measured,
+                Form::Kernels => self.kernels = measured,
+            }
+        }
+        (self.pair_capacity, self.set_capacity) = (capacity.pairs, capacity.set);
+        self.measure_exact(stack, arguments)?;
+        let over = |of: &ProgramReport| {
+            self.graph.runs_per_second.zip(of.runs_per_second).map(|(graph, of)| graph / of)
+        };
+        (self.graph_over_kernels, self.graph_over_exact) = (over(&self.kernels), over(&self.exact));
+        let (graph, kernels) = (self.graph.bytes as f64, self.kernels.bytes as f64);
+        self.bytes_over_kernels = (kernels > 0.0).then(|| graph / kernels);
+        stack.drain()?;
+        self.races = stack.device().races().iter().map(ToString::to_string).collect();
+        self.bytes_left = stack.runtime().bytes_outstanding();
+        Ok(())
+    }
+
+    fn measure_fixed(
+        &mut self,
+        session: &Session<'_>,
+        program: &mut FixedFixpoint<'_>,
+    ) -> Result<ProgramReport> {
+        let mut measured = ProgramReport::default();
+        for run in 0..=self.repeat {
+            let work = self.work(run);
+            let before = session.launches();
+            let start = Instant::now();
+            let found = program.run(&work)?;
+            wait_for(session, &found.result)?;
+            let seconds = start.elapsed().as_secs_f64();
+            self.rounds = self.rounds.max(found.rounds);
+            let is_right = self.verify(&work, &found.result.to_vec()?);
+            if run > 0 {
+                measured.seconds += seconds;
+                measured.runs_verified += u32::from(is_right);
+                *measured.launches.get_or_insert(0) += session.launches() - before;
+            }
+        }
+        measured.rate(self.repeat);
+        measured.bytes = program.held_bytes();
+        let (captures, time) = program.captures();
+        self.captures += captures;
+        self.capture_seconds += time.as_secs_f64();
+        Ok(measured)
+    }
+
+    fn measure_exact(&mut self, stack: &Stack, arguments: &RelationalArguments) -> Result<()> {
+        let session = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
+        for run in 0..=self.repeat {
+            let work = self.work(run);
+            let before = session.launches();
+            let start = Instant::now();
+            let (result, rounds) = work.run(&session, 0)?;
+            wait_for(&session, &result)?;
+            let seconds = start.elapsed().as_secs_f64();
+            self.rounds = self.rounds.max(rounds);
+            let is_right = self.verify(&work, &result.to_vec()?);
+            if run > 0 {
+                self.exact.seconds += seconds;
+                self.exact.runs_verified += u32::from(is_right);
+                *self.exact.launches.get_or_insert(0) += session.launches() - before;
+            }
+        }
+        self.exact.rate(self.repeat);
+        self.exact.bytes = session.manager().peak_bytes();
+        Ok(())
+    }
+
+    fn verify(&mut self, work: &Fixpoint, pairs: &[u64]) -> bool {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let verdict = work.verify(pairs, cores);
+        if let Some(wrong) = &verdict.wrong {
+            self.first_wrong.get_or_insert(format!("with seed {}, {wrong}", work.seed));
+        }
+        verdict.wrong.is_none()
+    }
+}
+
+fn wait_for(session: &Session<'_>, result: &Column<u64>) -> Result<()> {
+    session.runtime().stream_pool().try_resolve(result.stream())?.synchronize()
+}
+
+impl RunReport for GraphReport {
+    fn head(&mut self) -> &mut RunHead {
+        &mut self.head
+    }
+
+    fn problem(&self) -> Option<String> {
+        if let Some(wrong) = &self.first_wrong {
+            return Some(format!("a result is wrong: {wrong}"));
+        }
+        if let Some(races) = race_problem(&self.races) {
+            return Some(races);
+        }
+        let programs = [&self.graph, &self.kernels, &self.exact];
+        if programs.iter().any(|program| program.runs_verified != self.repeat) {
+            return Some("not every result was verified".to_owned());
+        }
+        (self.bytes_left > 0).then(|| format!("{} bytes were not returned", self.bytes_left))
+    }
+
+    fn render(&self) -> String {
+        let mut page = self.head.begin("Fixpoint as a graph");
+        page.line("resource", &self.head.resource);
+        let work = format!("a graph of {} edges, {} times by each program", self.rows, self.repeat);
+        page.line("work", &work);
+        page.line("seed", &self.seed.to_string());
+        if self.set_capacity > 0 {
+            self.figures(&mut page);
+        }
+        self.head.render_log(&mut page);
+        self.head.end(page, "every result equals the host's")
+    }
+}
+
+impl GraphReport {
+    fn figures(&self, page: &mut TextReport) {
+        page.title("Fixed capacities");
+        let capacities = format!(
+            "{} pairs of a round, {} places of the set",
+            self.pair_capacity, self.set_capacity
+        );
+        page.line("capacities", &capacities);
+        page.line("rounds", &format!("{} at the most", self.rounds));
+        page.line("as a graph", &self.graph.line());
+        page.line("kernel by kernel", &self.kernels.line());
+        let times = |ratio: Option<f64>| ratio.map_or("unknown".to_owned(), |r| format!("{r:.2}x"));
+        let (faster, larger) = (times(self.graph_over_kernels), times(self.bytes_over_kernels));
+        page.line("graph / kernels", &format!("{faster} the rate, {larger} the memory"));
+        let captured = self.capture_seconds * 1e3;
+        page.line("captures", &format!("{} in {captured:.2} ms", self.captures));
+        page.title("Exact sizes");
+        page.line("exact program", &self.exact.line());
+        page.line("graph / exact", &format!("{} the rate", times(self.graph_over_exact)));
+        page.line("races", &races_text(&self.races, self.detects_races));
+        page.line("left", &size(self.bytes_left as u64));
+    }
+}
