@@ -1,0 +1,419 @@
+//! Our pool as PyTorch's allocator: `xlogmem.torch.enable()`.
+//!
+//! PyTorch's streams are enlisted in the runtime's stream pool: work that PyTorch queues on the stream of a block needs no announcement, and memory
+//! that is freed on a stream serves the next request there without a driver call. `record_stream` names other streams; the free then waits for
+//! everything queued there by then.
+//!
+//! Invariants:
+//! - Nothing here calls Python or PyTorch: PyTorch may hold its own locks.
+//! - A block that cannot be freed in order now, because a stream is being captured, is kept and freed after the capture.
+//! - State is never dropped: PyTorch frees tensors until the process ends.
+
+use std::collections::HashMap;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, RwLock};
+use std::thread::{self, ThreadId};
+
+use xlog_base::Mutex;
+use xlog_cuda::device_runtime::{
+    AllocTag, DeviceBlock, ResourceError, ResourceResult, XlogDeviceRuntime,
+};
+use xlog_cuda::driver::DeviceKind;
+use xlog_cuda::{Result, StreamId};
+
+use super::counters::Counters;
+use super::graph_memory::{GraphMemory, UNIT};
+use crate::foreign;
+use crate::scope::current_tag;
+
+/// Devices of one process.
+pub(super) const DEVICES: usize = 16;
+const SHARDS: usize = 64;
+
+/// The number of a pool of graphs in PyTorch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct GraphPoolId(pub(super) [u64; 2]);
+
+impl GraphPoolId {
+    /// The pool of captures that cannot be told apart. It is never released.
+    const UNKNOWN: Self = Self([u64::MAX; 2]);
+}
+
+/// A capture that PyTorch has begun.
+struct OpenCapture {
+    pool: GraphPoolId,
+    thread: ThreadId,
+}
+
+/// What an address is.
+enum Live {
+    /// A block of the runtime, and the streams that `record_stream` named.
+    Block { block: DeviceBlock, used_on: Vec<usize> },
+    /// A block whose stream cannot be named by another thread: its free waits for the device.
+    Unordered { block: DeviceBlock },
+    /// A block of the memory of graphs.
+    Graph { pool: GraphPoolId, is_shared: bool },
+}
+
+struct Entry {
+    live: Live,
+    device: usize,
+    bytes: usize,
+    requested: usize,
+}
+
+/// All live addresses. Devices share one address space.
+pub(super) struct Addresses([Mutex<HashMap<u64, Entry>>; SHARDS]);
+
+impl Addresses {
+    pub(super) fn new() -> Self {
+        Self(std::array::from_fn(|_| Mutex::default()))
+    }
+
+    fn shard(&self, ptr: u64) -> &Mutex<HashMap<u64, Entry>> {
+        &self.0[(ptr / UNIT as u64) as usize % SHARDS]
+    }
+}
+
+/// One device.
+pub(super) struct Device {
+    pub(super) runtime: Arc<XlogDeviceRuntime>,
+    ordinal: usize,
+    streams: RwLock<HashMap<usize, StreamId>>,
+    graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
+    captures: Mutex<Vec<OpenCapture>>,
+    /// The number of open captures.
+    capturing: AtomicUsize,
+    /// Blocks whose free waits for the end of a capture.
+    deferred: Mutex<Vec<Entry>>,
+    pub(super) counters: Counters,
+}
+
+impl Device {
+    pub(super) fn open(ordinal: usize) -> Result<Self> {
+        let runtime = XlogDeviceRuntime::try_get_arc(ordinal as u32)?;
+        // Made now: during a capture only what is needed is asked of the driver.
+        runtime.stream_pool().default_stream()?;
+        Ok(Self {
+            runtime,
+            ordinal,
+            streams: RwLock::default(),
+            graphs: Mutex::default(),
+            captures: Mutex::default(),
+            capturing: AtomicUsize::new(0),
+            deferred: Mutex::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// The id of a stream of PyTorch.
+    fn stream_id(&self, stream: usize) -> Result<StreamId> {
+        let known = self.streams.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(id) = known.get(&stream) {
+            return Ok(*id);
+        }
+        drop(known);
+        let mut streams = self.streams.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(id) = streams.get(&stream) {
+            return Ok(*id);
+        }
+        // SAFETY: PyTorch names a stream of its own, and destroys none; docs/python.md asks the same of external streams.
+        let id = unsafe { self.runtime.stream_pool().enlist(ptr::without_provenance_mut(stream))? };
+        streams.insert(stream, id);
+        Ok(id)
+    }
+
+    /// One name for the legacy default stream, which has two.
+    fn known_as(&self, stream: usize) -> usize {
+        let is_gpu = self.runtime.device().properties().kind == DeviceKind::Cuda;
+        if stream == 0 && is_gpu { foreign::LEGACY } else { stream }
+    }
+
+    fn is_captured(&self, stream: usize) -> bool {
+        // SAFETY: PyTorch names a live stream of its own.
+        unsafe { foreign::is_captured(&self.runtime, stream) }
+    }
+
+    /// Allocates, and counts what was refused.
+    pub(super) fn allocate(
+        &self,
+        addresses: &Addresses,
+        requested: usize,
+        stream: usize,
+    ) -> Result<u64> {
+        let allocated = self.try_allocate(requested, stream);
+        let (ptr, entry) = allocated.inspect_err(|_| {
+            self.counters.refusals.fetch_add(1, Ordering::Relaxed);
+        })?;
+        self.counters.blocks.add(1);
+        self.counters.allocated.add(entry.bytes as u64);
+        self.counters.requested.add(requested as u64);
+        self.measure();
+        addresses.shard(ptr).lock().insert(ptr, entry);
+        Ok(ptr)
+    }
+
+    /// Updates the bytes held of the device.
+    fn measure(&self) {
+        if let Some(held) = self.runtime.physical_bytes() {
+            self.counters.reserved.set(held as u64);
+        }
+    }
+
+    fn try_allocate(&self, requested: usize, stream: usize) -> Result<(u64, Entry)> {
+        let stream = self.known_as(stream);
+        let bytes = requested.checked_next_multiple_of(UNIT).ok_or_else(|| {
+            ResourceError::InvalidRequest {
+                value: format!("{requested} bytes"),
+                accepted: "a size that can be rounded to 512 bytes".to_owned(),
+            }
+        })?;
+        let tag = torch_tag();
+        if self.capturing.load(Ordering::Acquire) > 0 && self.is_captured(stream) {
+            return self.allocate_captured(requested, stream);
+        }
+        let entry = |live, bytes| Entry { live, device: self.ordinal, bytes, requested };
+        if foreign::is_per_thread(&self.runtime, stream) {
+            let block = self.allocate_idle(bytes, tag)?;
+            return Ok((block.ptr, entry(Live::Unordered { block: copy(&block) }, block.bytes)));
+        }
+        match self.allocate_on(bytes, self.stream_id(stream)?, tag) {
+            Ok(block) => {
+                let (ptr, bytes) = (block.ptr, block.bytes);
+                Ok((ptr, entry(Live::Block { block, used_on: Vec::new() }, bytes)))
+            }
+            // A capture that PyTorch did not announce.
+            Err(_) if self.is_captured(stream) => self.allocate_captured(requested, stream),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A block whose address is a multiple of [`UNIT`]. All requests are, so the pool's blocks are too, unless others share the runtime.
+    fn allocate_on(
+        &self,
+        bytes: usize,
+        stream: StreamId,
+        tag: AllocTag,
+    ) -> ResourceResult<DeviceBlock> {
+        let block = self.runtime.allocate(bytes, stream, tag)?;
+        if block.ptr.is_multiple_of(UNIT as u64) {
+            return Ok(block);
+        }
+        self.runtime.deallocate(block)?;
+        self.runtime.resource().allocate_aligned(bytes, UNIT, stream, tag)
+    }
+
+    /// A block on which no work is pending.
+    fn allocate_idle(&self, bytes: usize, tag: AllocTag) -> ResourceResult<DeviceBlock> {
+        let block = self.allocate_on(bytes, StreamId::DEFAULT, tag)?;
+        let stream = self.runtime.stream_pool().try_resolve(StreamId::DEFAULT);
+        match stream.and_then(|stream| stream.synchronize()) {
+            Ok(()) => Ok(block),
+            Err(error) => {
+                self.runtime.deallocate(block)?;
+                Err(ResourceError::Driver(error.to_string()))
+            }
+        }
+    }
+
+    fn allocate_captured(&self, requested: usize, stream: usize) -> Result<(u64, Entry)> {
+        let pool = self.open_pool();
+        let mut graphs = self.graphs.lock();
+        let memory = graphs.entry(pool).or_default();
+        let grow = |bytes, tag| self.allocate_idle(bytes, tag);
+        let (ptr, bytes) = memory.allocate(requested, stream, grow)?;
+        let live = Live::Graph { pool, is_shared: false };
+        Ok((ptr, Entry { live, device: self.ordinal, bytes, requested }))
+    }
+
+    /// The pool that a captured allocation belongs to: of the only capture, or of the one that this thread has begun.
+    fn open_pool(&self) -> GraphPoolId {
+        let captures = self.captures.lock();
+        let this = thread::current().id();
+        match &captures[..] {
+            [only] => only.pool,
+            several => several
+                .iter()
+                .rev()
+                .find(|capture| capture.thread == this)
+                .map_or(GraphPoolId::UNKNOWN, |capture| capture.pool),
+        }
+    }
+
+    pub(super) fn begin_capture(&self, pool: GraphPoolId) {
+        let mut captures = self.captures.lock();
+        captures.push(OpenCapture { pool, thread: thread::current().id() });
+        self.capturing.store(captures.len(), Ordering::Release);
+    }
+
+    pub(super) fn end_capture(&self, pool: GraphPoolId) {
+        let mut captures = self.captures.lock();
+        if let Some(at) = captures.iter().rposition(|capture| capture.pool == pool) {
+            captures.remove(at);
+        }
+        self.capturing.store(captures.len(), Ordering::Release);
+        drop(captures);
+        if let Some(memory) = self.graphs.lock().get_mut(&pool) {
+            memory.end_capture();
+        }
+    }
+
+    /// PyTorch has destroyed the graphs of a pool.
+    pub(super) fn release_pool(&self, pool: GraphPoolId) {
+        if let Some(memory) = self.graphs.lock().get_mut(&pool) {
+            memory.is_released = true;
+        }
+        self.return_graph_memory();
+    }
+
+    /// Returns the memory of graphs that are gone. Their last launch may still run, so the host waits for the device; a capture would be
+    /// broken by that, so it waits for the end of captures.
+    fn return_graph_memory(&self) {
+        if self.capturing.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        let over: Vec<_> = {
+            let mut graphs = self.graphs.lock();
+            let over: Vec<_> = graphs
+                .iter()
+                .filter(|(_, memory)| memory.is_over())
+                .map(|(pool, _)| *pool)
+                .collect();
+            over.iter().filter_map(|pool| graphs.remove(pool)).collect()
+        };
+        if over.is_empty() {
+            return;
+        }
+        // After a lost device there is nothing to wait for.
+        let _ = self.runtime.device().synchronize();
+        for block in over.into_iter().flat_map(GraphMemory::into_segments) {
+            // A failed free stays with the runtime, which tries again.
+            let _ = self.runtime.deallocate(block);
+        }
+        self.measure();
+    }
+
+    /// Frees an address. A failure has no caller to return to: the runtime keeps the block and tries again.
+    fn free(&self, ptr: u64, entry: Entry) {
+        self.counters.blocks.remove(1);
+        self.counters.allocated.remove(entry.bytes as u64);
+        self.counters.requested.remove(entry.requested as u64);
+        if let Live::Graph { pool, is_shared } = entry.live {
+            let is_open = self.captures.lock().iter().any(|capture| capture.pool == pool);
+            if let Some(memory) = self.graphs.lock().get_mut(&pool) {
+                match is_shared && is_open {
+                    true => memory.free_after_capture(ptr),
+                    false => memory.free(ptr),
+                }
+            }
+            self.return_graph_memory();
+            return;
+        }
+        self.free_deferred();
+        if let Some(entry) = self.try_free(entry) {
+            self.deferred.lock().push(entry);
+        }
+    }
+
+    /// Frees a block, or returns it if a stream that it was used on is being captured.
+    fn try_free(&self, entry: Entry) -> Option<Entry> {
+        let freed = match &entry.live {
+            Live::Graph { .. } => return None,
+            Live::Unordered { block } => {
+                if self.capturing.load(Ordering::Acquire) > 0 {
+                    return Some(entry);
+                }
+                let _ = self.runtime.device().synchronize();
+                self.runtime.deallocate(copy(block))
+            }
+            Live::Block { block, used_on } => {
+                for stream in used_on {
+                    let recorded = self
+                        .stream_id(*stream)
+                        .and_then(|id| Ok(self.runtime.record_block_use(block, id)?));
+                    match recorded {
+                        Ok(()) => {}
+                        Err(_) if self.is_captured(*stream) => return Some(entry),
+                        // The work on that stream cannot be named, so all work is waited for.
+                        Err(_) => drop(self.runtime.device().synchronize()),
+                    }
+                }
+                self.runtime.deallocate(copy(block))
+            }
+        };
+        // The runtime keeps a block whose free failed, and a later reap frees it.
+        drop(freed);
+        None
+    }
+
+    fn free_deferred(&self) {
+        if self.capturing.load(Ordering::Acquire) > 0 {
+            return;
+        }
+        let Some(mut deferred) = self.deferred.try_lock() else { return };
+        if deferred.is_empty() {
+            return;
+        }
+        let entries = std::mem::take(&mut *deferred);
+        deferred.extend(entries.into_iter().filter_map(|entry| self.try_free(entry)));
+    }
+
+    /// Returns cached memory to the device: `torch.cuda.empty_cache()`.
+    pub(super) fn empty_cache(&self) {
+        self.free_deferred();
+        self.return_graph_memory();
+        let _ = self.runtime.reap_completed();
+        let _ = self.runtime.trim();
+        self.measure();
+    }
+}
+
+/// Frees an address of any device.
+pub(super) fn free(addresses: &Addresses, devices: &[OnceLock<Device>; DEVICES], ptr: u64) {
+    let entry = addresses.shard(ptr).lock().remove(&ptr);
+    let device = entry.as_ref().and_then(|entry| devices[entry.device].get());
+    if let (Some(entry), Some(device)) = (entry, device) {
+        device.free(ptr, entry);
+    }
+}
+
+/// Notes that work on a stream uses an address. The free waits for what is queued there by then.
+pub(super) fn record_stream(
+    addresses: &Addresses,
+    devices: &[OnceLock<Device>; DEVICES],
+    ptr: u64,
+    stream: usize,
+) {
+    if let Some(entry) = addresses.shard(ptr).lock().get_mut(&ptr)
+        && let Some(device) = devices[entry.device].get()
+    {
+        let stream = device.known_as(stream);
+        match &mut entry.live {
+            Live::Block { block, .. } if foreign::is_per_thread(&device.runtime, stream) => {
+                entry.live = Live::Unordered { block: copy(block) };
+            }
+            Live::Block { used_on, .. } if !used_on.contains(&stream) => used_on.push(stream),
+            Live::Graph { is_shared, .. } => *is_shared = true,
+            _ => {}
+        }
+    }
+}
+
+/// The size of the block at an address.
+pub(super) fn size_at(addresses: &Addresses, ptr: u64) -> Option<usize> {
+    addresses.shard(ptr).lock().get(&ptr).map(|entry| entry.bytes)
+}
+
+/// The tag of this thread, or the name of the framework.
+pub(super) fn torch_tag() -> AllocTag {
+    match current_tag() {
+        AllocTag::UNTAGGED => AllocTag("torch"),
+        tag => tag,
+    }
+}
+
+/// The block as a value: the entry is dropped with its block unused.
+fn copy(block: &DeviceBlock) -> DeviceBlock {
+    DeviceBlock { ..*block }
+}

@@ -1,0 +1,147 @@
+//! Memory of CUDA graphs: what is allocated on a captured stream.
+//!
+//! A graph uses its addresses again at every launch. So memory that was handed out during a capture is handed out again only during captures
+//! of the same pool of PyTorch, and only on the same stream, whose order is part of the graph. It goes back to the runtime when PyTorch releases
+//! the pool and no block of it is live.
+//!
+//! PyTorch owns the lifetime: several graphs share a pool, and PyTorch reports the end of a capture after it has ended. So the arenas of
+//! `XlogDeviceRuntime::join_capture`, which end with one graph and are joined and left inside the capture, do not fit.
+//!
+//! A block that `record_stream` named another stream for stays out of use until its capture has ended.
+//!
+//! A new range is handed out once the host has seen all earlier work on it complete: a capture cannot wait for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use xlog_cuda::device_runtime::{AllocTag, DeviceBlock, ResourceResult};
+
+/// PyTorch's alignment of blocks.
+pub(super) const UNIT: usize = 512;
+/// The size of a segment for small requests.
+const SMALL_SEGMENT: usize = 2 << 20;
+
+/// A range of a segment: a block, or free.
+struct Range {
+    bytes: usize,
+    stream: usize,
+    /// The address of its segment. Ranges of two segments are never joined.
+    segment: u64,
+    is_free: bool,
+}
+
+/// A free range, ordered for the best fit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Free {
+    stream: usize,
+    bytes: usize,
+    ptr: u64,
+}
+
+/// The memory of one pool of graphs.
+#[derive(Default)]
+pub(super) struct GraphMemory {
+    ranges: BTreeMap<u64, Range>,
+    free: BTreeSet<Free>,
+    segments: Vec<DeviceBlock>,
+    live: usize,
+    /// Blocks that were freed while another stream of the capture may still use them.
+    deferred: Vec<u64>,
+    /// Whether PyTorch has released the pool.
+    pub(super) is_released: bool,
+}
+
+impl GraphMemory {
+    /// A block of at least `bytes` for a captured stream, and its size. `grow` takes a segment of the runtime, on which no work is pending.
+    pub(super) fn allocate(
+        &mut self,
+        bytes: usize,
+        stream: usize,
+        grow: impl FnOnce(usize, AllocTag) -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<(u64, usize)> {
+        let bytes = bytes.next_multiple_of(UNIT);
+        let found = self.free.range(Free { stream, bytes, ptr: 0 }..).next().copied();
+        let free = match found.filter(|free| free.stream == stream) {
+            Some(free) => free,
+            None => self.grow(bytes, stream, grow)?,
+        };
+        self.free.remove(&free);
+        if free.bytes > bytes {
+            let rest = Free { ptr: free.ptr + bytes as u64, bytes: free.bytes - bytes, stream };
+            let segment = self.ranges.get(&free.ptr).map_or(free.ptr, |range| range.segment);
+            self.ranges
+                .insert(rest.ptr, Range { bytes: rest.bytes, stream, segment, is_free: true });
+            self.free.insert(rest);
+        }
+        if let Some(range) = self.ranges.get_mut(&free.ptr) {
+            (range.bytes, range.is_free) = (bytes, false);
+        }
+        self.live += 1;
+        Ok((free.ptr, bytes))
+    }
+
+    fn grow(
+        &mut self,
+        bytes: usize,
+        stream: usize,
+        grow: impl FnOnce(usize, AllocTag) -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<Free> {
+        let segment = grow(bytes.next_multiple_of(SMALL_SEGMENT), AllocTag("cuda graph"))?;
+        let free = Free { stream, bytes: segment.bytes / UNIT * UNIT, ptr: segment.ptr };
+        let range = Range { bytes: free.bytes, stream, segment: segment.ptr, is_free: true };
+        self.ranges.insert(free.ptr, range);
+        self.free.insert(free);
+        self.segments.push(segment);
+        Ok(free)
+    }
+
+    /// Takes a block back, and joins it with its free neighbours.
+    pub(super) fn free(&mut self, ptr: u64) {
+        let Some(range) = self.ranges.get_mut(&ptr).filter(|range| !range.is_free) else { return };
+        range.is_free = true;
+        let (stream, segment) = (range.stream, range.segment);
+        let mut free = Free { ptr, bytes: range.bytes, stream };
+        self.live -= 1;
+        let joins =
+            |range: &Range| range.is_free && range.stream == stream && range.segment == segment;
+        let next = ptr + free.bytes as u64;
+        if let Some(range) = self.ranges.get(&next).filter(|range| joins(range)) {
+            let bytes = range.bytes;
+            self.free.remove(&Free { ptr: next, bytes, stream });
+            self.ranges.remove(&next);
+            free.bytes += bytes;
+        }
+        let before = self.ranges.range(..ptr).next_back();
+        if let Some((&start, range)) = before.filter(|(_, range)| joins(range)) {
+            let bytes = range.bytes;
+            self.free.remove(&Free { ptr: start, bytes, stream });
+            self.ranges.remove(&ptr);
+            free = Free { ptr: start, bytes: bytes + free.bytes, stream };
+        }
+        if let Some(range) = self.ranges.get_mut(&free.ptr) {
+            range.bytes = free.bytes;
+        }
+        self.free.insert(free);
+    }
+
+    /// Takes a block back that other streams of the capture use: it serves again once the capture has ended, which joins all its streams.
+    pub(super) fn free_after_capture(&mut self, ptr: u64) {
+        self.deferred.push(ptr);
+    }
+
+    /// The capture has ended.
+    pub(super) fn end_capture(&mut self) {
+        for ptr in std::mem::take(&mut self.deferred) {
+            self.free(ptr);
+        }
+    }
+
+    /// Whether its segments can go back to the runtime.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_released && self.live == 0
+    }
+
+    /// Its segments.
+    pub(super) fn into_segments(self) -> Vec<DeviceBlock> {
+        self.segments
+    }
+}

@@ -1,0 +1,414 @@
+//! PyTorch: the C functions of an allocator, and what `xlogmem.torch` needs of them.
+//!
+//! Two allocators are here. `enable()` makes the shared runtime PyTorch's global allocator ([`allocator`]); `pool()` gives segments to a
+//! `torch.cuda.MemPool` ([`segments`]). PyTorch passes no context to the functions of a pool, so there is a pair of functions for each of
+//! [`POOLS`] pools; a pool lives as long as the process, since PyTorch frees segments until the end.
+//!
+//! A null pointer is a refusal for a pool, which PyTorch turns into `torch.OutOfMemoryError`. The global allocator throws ([`throw`]).
+
+mod allocator;
+mod counters;
+mod graph_memory;
+mod segments;
+mod throw;
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::OnceLock;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use serde_json::Value;
+use xlog_base::{Mutex, size_text};
+use xlog_cuda::device_runtime::{ResourceError, ResourceKind, RuntimeConfig};
+use xlog_cuda::{Result, XlogError};
+
+use self::allocator::{Addresses, DEVICES, Device, GraphPoolId};
+use self::segments::Segments;
+use self::throw::{Kind, Ready, Thrower};
+use crate::config::apply;
+use crate::errors::exception;
+use crate::runtime::Runtime;
+use crate::value::object;
+
+/// Pools of segments.
+const POOLS: usize = 16;
+/// The number by which Python names the global allocator.
+const GLOBAL: usize = POOLS;
+
+/// The global allocator.
+struct Global {
+    addresses: OnceLock<Addresses>,
+    devices: [OnceLock<Device>; DEVICES],
+    /// Held while a device is opened.
+    opening: Mutex<()>,
+    thrower: OnceLock<Thrower>,
+}
+
+/// A pool of segments.
+struct Pool {
+    config: OnceLock<RuntimeConfig>,
+    devices: [OnceLock<Segments>; DEVICES],
+    opening: Mutex<()>,
+    refusal: Mutex<Option<String>>,
+}
+
+static TORCH: Global = Global {
+    addresses: OnceLock::new(),
+    devices: [const { OnceLock::new() }; DEVICES],
+    opening: Mutex::new(()),
+    thrower: OnceLock::new(),
+};
+
+static SEGMENTS: [Pool; POOLS] = [const {
+    Pool {
+        config: OnceLock::new(),
+        devices: [const { OnceLock::new() }; DEVICES],
+        opening: Mutex::new(()),
+        refusal: Mutex::new(None),
+    }
+}; POOLS];
+
+fn bad_device(device: c_int) -> XlogError {
+    XlogError::Kernel(format!("device {device} is not accepted; expected 0 to {}", DEVICES - 1))
+}
+
+/// The value of a cell, made at the first call. A failure is tried again.
+fn made<'a, T>(
+    cells: &'a [OnceLock<T>; DEVICES],
+    opening: &Mutex<()>,
+    device: c_int,
+    make: impl FnOnce(usize) -> Result<T>,
+) -> Result<&'a T> {
+    let index = usize::try_from(device).map_err(|_| bad_device(device))?;
+    let cell = cells.get(index).ok_or_else(|| bad_device(device))?;
+    if let Some(value) = cell.get() {
+        return Ok(value);
+    }
+    let _opening = opening.lock();
+    if let Some(value) = cell.get() {
+        return Ok(value);
+    }
+    let value = make(index)?;
+    Ok(cell.get_or_init(|| value))
+}
+
+impl Global {
+    fn addresses(&self) -> &Addresses {
+        self.addresses.get_or_init(Addresses::new)
+    }
+
+    fn device(&self, device: c_int) -> Result<&Device> {
+        made(&self.devices, &self.opening, device, Device::open)
+    }
+
+    fn opened(&self, device: c_int) -> Option<&Device> {
+        self.devices.get(usize::try_from(device).ok()?)?.get()
+    }
+
+    fn allocate(&self, bytes: usize, device: c_int, stream: usize) -> Result<u64> {
+        self.device(device)?.allocate(self.addresses(), bytes, stream)
+    }
+}
+
+impl Pool {
+    fn device(&self, device: c_int) -> Result<&Segments> {
+        let Some(config) = self.config.get() else {
+            return Err(XlogError::Kernel(
+                "this pool was not made by xlogmem.torch.pool()".to_owned(),
+            ));
+        };
+        made(&self.devices, &self.opening, device, |index| Segments::open(config, index))
+    }
+
+    fn allocate(&self, bytes: usize, device: c_int) -> Option<u64> {
+        match self.device(device).and_then(|segments| segments.allocate(bytes)) {
+            Ok(ptr) => Some(ptr),
+            Err(error) => {
+                *self.refusal.lock() = Some(error.to_string());
+                None
+            }
+        }
+    }
+
+    fn free(&self, ptr: u64) {
+        let _ = self.devices.iter().filter_map(OnceLock::get).any(|segments| segments.free(ptr));
+    }
+}
+
+/// Runs `work` for a C function: a panic ends here, and its work is undone.
+fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
+}
+
+fn address(ptr: Option<u64>) -> *mut c_void {
+    ptr::without_provenance_mut(ptr.unwrap_or(0) as usize)
+}
+
+/// The exception of a refused request; `None` before `torch_prepare`.
+fn refusal(error: &XlogError, bytes: usize) -> Option<(Thrower, Ready)> {
+    let thrower = *TORCH.thrower.get()?;
+    let is_memory = matches!(
+        error,
+        XlogError::Resource(ResourceError::OutOfBudget { .. } | ResourceError::OutOfMemory { .. })
+    );
+    let (kind, text) = match is_memory {
+        true => (
+            Kind::OutOfMemory,
+            format!("CUDA out of memory. Tried to allocate {}. {error}", size_text(bytes as u64)),
+        ),
+        false => (Kind::Other, format!("xlogmem: {error}")),
+    };
+    Some((thrower, thrower.prepare(kind, &text)))
+}
+
+/// Allocates for PyTorch: ordered on `stream`, at a multiple of 512 bytes. Null for no bytes.
+///
+/// Throws `c10::OutOfMemoryError` if memory is short, and `c10::Error` for any other failure. Without PyTorch (before `torch_prepare`) it
+/// returns null.
+///
+/// # Safety
+/// `stream` is a live stream of the device, and is never destroyed.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn xlogmem_torch_alloc(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let Ok(bytes @ 1..) = usize::try_from(size) else { return ptr::null_mut() };
+    let (thrower, ready) = match guarded(|| TORCH.allocate(bytes, device, stream.addr())) {
+        Some(Ok(ptr)) => return address(Some(ptr)),
+        failed => {
+            let panicked = || XlogError::Kernel("the allocator panicked".to_owned());
+            let error = failed.and_then(Result::err).unwrap_or_else(panicked);
+            match guarded(|| refusal(&error, bytes)).flatten() {
+                Some(thrown) => thrown,
+                None => return ptr::null_mut(),
+            }
+        }
+    };
+    // SAFETY: all values of this frame are dropped, or need no drop.
+    unsafe { thrower.throw(ready) }
+}
+
+/// Frees memory of [`xlogmem_torch_alloc`], in the order of its stream and after the streams that were recorded.
+///
+/// # Safety
+/// Work on the memory is queued on its stream or on streams that were recorded, and no more will be.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn xlogmem_torch_free(
+    ptr: *mut c_void,
+    _size: isize,
+    _device: c_int,
+    _stream: *mut c_void,
+) {
+    guarded(|| allocator::free(TORCH.addresses(), &TORCH.devices, ptr.addr() as u64));
+}
+
+/// Notes that work on a stream uses memory of [`xlogmem_torch_alloc`].
+///
+/// # Safety
+/// `stream` is a live stream of the device, and is never destroyed.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn xlogmem_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
+    guarded(|| {
+        allocator::record_stream(
+            TORCH.addresses(),
+            &TORCH.devices,
+            ptr.addr() as u64,
+            stream.addr(),
+        )
+    });
+}
+
+/// Returns cached memory to the devices.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn xlogmem_torch_reset() {
+    guarded(|| TORCH.devices.iter().filter_map(OnceLock::get).for_each(Device::empty_cache));
+}
+
+/// Sets the limit of a device to a part of its memory.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn xlogmem_torch_memory_fraction(fraction: f64, device: c_int) {
+    guarded(|| {
+        let Ok(device) = TORCH.device(device) else { return };
+        let total = device.runtime.device().properties().total_bytes as f64;
+        if let Some(budget) = device.runtime.budget() {
+            budget.set_limit((total * fraction.clamp(0.0, 1.0)) as usize);
+        }
+    });
+}
+
+/// The block of an address: the address and, unless null, its size.
+///
+/// # Safety
+/// `size` is null or can be written.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn xlogmem_torch_base_alloc(
+    ptr: *mut c_void,
+    size: *mut usize,
+) -> *mut c_void {
+    let found = guarded(|| allocator::size_at(TORCH.addresses(), ptr.addr() as u64)).flatten();
+    if let Some(bytes) = found.filter(|_| !size.is_null()) {
+        // SAFETY: the caller promises it.
+        unsafe { size.write(bytes) };
+    }
+    ptr
+}
+
+/// A capture begins. `_filter` is a closure of C++, which is not called: the driver is asked which streams are captured.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn xlogmem_torch_begin_pool(
+    device: c_int,
+    first: u64,
+    second: u64,
+    _filter: *mut c_void,
+) {
+    guarded(|| {
+        TORCH.device(device).map(|device| device.begin_capture(GraphPoolId([first, second])))
+    });
+}
+
+/// A capture ends.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn xlogmem_torch_end_pool(device: c_int, first: u64, second: u64) {
+    guarded(|| TORCH.opened(device).map(|device| device.end_capture(GraphPoolId([first, second]))));
+}
+
+/// The graphs of a pool are gone.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn xlogmem_torch_release_pool(device: c_int, first: u64, second: u64) {
+    guarded(|| {
+        TORCH.opened(device).map(|device| device.release_pool(GraphPoolId([first, second])))
+    });
+}
+
+macro_rules! pool_functions {
+    ($($number:literal $allocate:ident $free:ident,)*) => {
+        $(
+            /// Allocates a segment of a pool. Null is a refusal.
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $allocate(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
+                let Ok(bytes @ 1..) = usize::try_from(size) else { return ptr::null_mut() };
+                address(guarded(|| SEGMENTS[$number].allocate(bytes, device)).flatten())
+            }
+
+            /// Frees a segment of a pool, once all work of the device has completed.
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $free(ptr: *mut c_void, _size: isize, _device: c_int, _stream: *mut c_void) {
+                guarded(|| SEGMENTS[$number].free(ptr.addr() as u64));
+            }
+        )*
+    };
+}
+
+pool_functions! {
+    0 xlogmem_pool_alloc_0 xlogmem_pool_free_0,
+    1 xlogmem_pool_alloc_1 xlogmem_pool_free_1,
+    2 xlogmem_pool_alloc_2 xlogmem_pool_free_2,
+    3 xlogmem_pool_alloc_3 xlogmem_pool_free_3,
+    4 xlogmem_pool_alloc_4 xlogmem_pool_free_4,
+    5 xlogmem_pool_alloc_5 xlogmem_pool_free_5,
+    6 xlogmem_pool_alloc_6 xlogmem_pool_free_6,
+    7 xlogmem_pool_alloc_7 xlogmem_pool_free_7,
+    8 xlogmem_pool_alloc_8 xlogmem_pool_free_8,
+    9 xlogmem_pool_alloc_9 xlogmem_pool_free_9,
+    10 xlogmem_pool_alloc_10 xlogmem_pool_free_10,
+    11 xlogmem_pool_alloc_11 xlogmem_pool_free_11,
+    12 xlogmem_pool_alloc_12 xlogmem_pool_free_12,
+    13 xlogmem_pool_alloc_13 xlogmem_pool_free_13,
+    14 xlogmem_pool_alloc_14 xlogmem_pool_free_14,
+    15 xlogmem_pool_alloc_15 xlogmem_pool_free_15,
+}
+
+/// Finds the exceptions of the loaded PyTorch, by the path of its `libc10_cuda.so`. Without them the global allocator cannot refuse.
+#[pyfunction]
+fn torch_prepare(library: &str) -> PyResult<()> {
+    let thrower = Thrower::find(library).map_err(|reason| {
+        PyRuntimeError::new_err(format!(
+            "the out-of-memory exception of this PyTorch cannot be thrown: {reason}; use xlogmem.torch.pool() instead"
+        ))
+    })?;
+    TORCH.thrower.get_or_init(|| thrower);
+    Ok(())
+}
+
+/// Takes the next free pool of segments and sets its configuration; its number.
+#[pyfunction]
+#[pyo3(signature = (**options))]
+fn torch_new_pool(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<usize> {
+    let config = RuntimeConfig::from_environment().map_err(|error| exception(py, &error))?;
+    let config = apply(config.with_resource(ResourceKind::Direct), options)?;
+    let free = SEGMENTS.iter().position(|pool| pool.config.set(config.clone()).is_ok());
+    free.ok_or_else(|| {
+        PyRuntimeError::new_err(format!("a process has at most {POOLS} pools; reuse one"))
+    })
+}
+
+/// The statistics of the global allocator or of a pool on a device; `None` before its first use.
+#[pyfunction]
+fn torch_statistics<'py>(
+    py: Python<'py>,
+    pool: usize,
+    device: c_int,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let value = with_counters(pool, device, counters::Counters::value)?;
+    value.map(|value: Value| object(py, &value)).transpose()
+}
+
+/// Begins new peaks.
+#[pyfunction]
+fn torch_reset_peaks(pool: usize, device: c_int) -> PyResult<()> {
+    with_counters(pool, device, counters::Counters::reset_peaks).map(drop)
+}
+
+/// Begins new totals.
+#[pyfunction]
+fn torch_reset_totals(pool: usize, device: c_int) -> PyResult<()> {
+    with_counters(pool, device, counters::Counters::reset_totals).map(drop)
+}
+
+fn with_counters<T>(
+    pool: usize,
+    device: c_int,
+    work: impl FnOnce(&counters::Counters) -> T,
+) -> PyResult<Option<T>> {
+    let index = usize::try_from(device).ok().filter(|index| *index < DEVICES);
+    let index = index.ok_or_else(|| PyValueError::new_err(bad_device(device).to_string()))?;
+    if pool == GLOBAL {
+        return Ok(TORCH.devices[index].get().map(|device| work(&device.counters)));
+    }
+    let pool = numbered(pool)?;
+    Ok(pool.devices[index].get().map(|segments| work(&segments.counters)))
+}
+
+fn numbered(pool: usize) -> PyResult<&'static Pool> {
+    SEGMENTS.get(pool).ok_or_else(|| PyValueError::new_err(format!("there is no pool {pool}")))
+}
+
+/// Why a pool last refused a segment.
+#[pyfunction]
+fn torch_last_refusal(pool: usize) -> PyResult<Option<String>> {
+    Ok(numbered(pool)?.refusal.lock().clone())
+}
+
+/// The runtime of a pool on a device, opened if it is not yet.
+#[pyfunction]
+fn torch_pool_runtime(py: Python<'_>, pool: usize, device: c_int) -> PyResult<Runtime> {
+    let pool = numbered(pool)?;
+    let runtime = py.detach(|| Ok(pool.device(device)?.runtime.clone()));
+    Ok(Runtime::over(runtime.map_err(|error: XlogError| exception(py, &error))?))
+}
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("TORCH_GLOBAL", GLOBAL)?;
+    module.add_function(wrap_pyfunction!(torch_prepare, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_new_pool, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_reset_peaks, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_reset_totals, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_last_refusal, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_pool_runtime, module)?)
+}

@@ -1,0 +1,59 @@
+//! Segments for a `torch.cuda.MemPool`: `xlogmem.torch.pool()`.
+//!
+//! PyTorch sub-allocates what it gets here and keeps its own statistics. Each request is one driver allocation of a runtime with its own limit and
+//! log: usable on every stream at once, also during a capture, and known to CUDA's interprocess calls. A free waits for the device, as
+//! PyTorch's own does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use xlog_base::Mutex;
+use xlog_cuda::device_runtime::{DeviceBlock, RuntimeConfig, XlogDeviceRuntime};
+use xlog_cuda::{DeviceSpec, Result, StreamId};
+
+use super::allocator::torch_tag;
+use super::counters::Counters;
+
+/// The segments of one pool on one device.
+pub(super) struct Segments {
+    pub(super) runtime: Arc<XlogDeviceRuntime>,
+    blocks: Mutex<HashMap<u64, DeviceBlock>>,
+    pub(super) counters: Counters,
+}
+
+impl Segments {
+    pub(super) fn open(config: &RuntimeConfig, device: usize) -> Result<Self> {
+        let spec = config.device.unwrap_or(DeviceSpec::Cuda(device));
+        let runtime = config.clone().with_device(spec).open()?;
+        Ok(Self { runtime, blocks: Mutex::default(), counters: Counters::default() })
+    }
+
+    pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
+        let block = self.runtime.allocate(bytes, StreamId::DEFAULT, torch_tag());
+        let block = block.inspect_err(|_| {
+            self.counters.refusals.fetch_add(1, Ordering::Relaxed);
+        })?;
+        let ptr = block.ptr;
+        self.counters.blocks.add(1);
+        for counter in [&self.counters.allocated, &self.counters.requested, &self.counters.reserved]
+        {
+            counter.add(block.bytes as u64);
+        }
+        self.blocks.lock().insert(ptr, block);
+        Ok(ptr)
+    }
+
+    /// Frees a segment; false for an address of another device.
+    pub(super) fn free(&self, ptr: u64) -> bool {
+        let Some(block) = self.blocks.lock().remove(&ptr) else { return false };
+        self.counters.blocks.remove(1);
+        for counter in [&self.counters.allocated, &self.counters.requested, &self.counters.reserved]
+        {
+            counter.remove(block.bytes as u64);
+        }
+        // The runtime keeps a block whose free failed, and a later reap frees it.
+        let _ = self.runtime.deallocate(block);
+        true
+    }
+}
