@@ -19,6 +19,7 @@ class Lines(unittest.TestCase):
         text = 'fn a() {}\n\n#[cfg(test)]\n#[allow(dead_code)]\nmod tests {\n    const S: &str = "}";\n    // }\n}\nfn b() {}\n'
         self.assertEqual(self.count(text), (3, []))
         self.assertEqual(self.count("impl A {\n    #[cfg(test)]\n    fn a(x: [u8; 2]) -> u8 {\n        1\n    }\n}\n"), (2, []))
+        self.assertEqual(self.count('#[cfg(all(test, feature = "sim"))]\nmod tests {\n    fn a() {}\n}\nfn b() {}\n'), (1, []))
 
     def test_files_of_test_modules_are_named(self):
         self.assertEqual(self.count("mod a;\n#[cfg(test)]\nmod tests;\n#[cfg(test)]\npub(crate) mod more;\n"), (1, ["tests", "more"]))
