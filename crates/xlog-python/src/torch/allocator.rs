@@ -359,11 +359,12 @@ impl Device {
         deferred.extend(entries.into_iter().filter_map(|entry| self.try_free(entry)));
     }
 
-    /// Returns cached memory to the device: `torch.cuda.empty_cache()`.
+    /// Returns cached memory to the device: `torch.cuda.empty_cache()`. Waits for queued work, as PyTorch's own allocator does: its `cudaFree`
+    /// waits for the device.
     pub(super) fn empty_cache(&self) {
         self.free_deferred();
         self.return_graph_memory();
-        let _ = self.runtime.reap_completed();
+        let _ = self.runtime.reap_pending();
         let _ = self.runtime.trim();
         self.measure();
     }

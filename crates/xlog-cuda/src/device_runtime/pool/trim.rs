@@ -62,6 +62,7 @@ impl PoolResource {
             if by_event.is_empty() {
                 return;
             }
+            std::thread::yield_now();
         }
     }
 
