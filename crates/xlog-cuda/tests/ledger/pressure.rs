@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use xlog_cuda::device_runtime::{
     AllocTag, CaptureMode, CaptureOptions, DeviceBlock, LedgerSetting, OomCause, OomPolicy,
-    ResourceError, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
+    PoolConfig, ResourceError, ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
 use xlog_cuda::ledger::{LedgerView, SlotSnapshot};
 use xlog_cuda::{ByteSize, CudaDevice};
@@ -35,6 +35,8 @@ fn device() -> String {
 fn config(ledger: std::path::PathBuf, kind: ResourceKind) -> RuntimeConfig {
     RuntimeConfig::default()
         .with_resource(kind)
+        // What is cached stays until it is asked for.
+        .with_pool(PoolConfig::default().without_decay())
         .with_ledger(LedgerSetting::File(ledger))
         .with_ledger_limit(ByteSize::Bytes(LIMIT))
 }

@@ -24,6 +24,8 @@ struct Tracked {
 fn tracked(device: &Arc<CudaDevice>, config: PoolConfig, streams: usize) -> Tracked {
     let pool_of_streams = Arc::new(StreamPool::with_defaults(device.clone()));
     let ordinal = device.ordinal();
+    // A thread that returns idle memory would look into the arenas meanwhile.
+    let config = config.without_decay();
     let pool = PoolResource::new(device.clone(), ordinal, pool_of_streams.clone(), config).unwrap();
     let pool = Arc::new(pool);
     let leases = (0..streams).map(|_| pool_of_streams.lease().unwrap()).collect();

@@ -41,25 +41,39 @@ fn version(path: &Path) -> u32 {
 
 /// A process of version 1 in slot 0, which uses some units.
 struct OldProcess {
-    _file: File,
+    file: File,
+}
+
+/// The lock on the first byte of slot 0.
+fn slot_lock(kind: libc::c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 4096,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+impl Drop for OldProcess {
+    fn drop(&mut self) {
+        // Not by the close alone: a process that another test is starting may have a copy of the descriptor.
+        let range = slot_lock(libc::F_UNLCK);
+        // SAFETY: the descriptor is open; the kernel only reads the range.
+        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
+    }
 }
 
 impl OldProcess {
     fn join(path: &Path, units: u32) -> Self {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        let range = libc::flock {
-            l_type: libc::F_WRLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: 4096,
-            l_len: 1,
-            l_pid: 0,
-        };
+        let range = slot_lock(libc::F_WRLCK);
         // SAFETY: the descriptor is open; the kernel only reads the range.
         let refused = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const range) };
         assert_eq!(refused, 0);
         file.write_all_at(&units.to_le_bytes(), 4096).unwrap();
         file.write_all_at(&4711u32.to_le_bytes(), 4096 + 16).unwrap();
-        Self { _file: file }
+        Self { file }
     }
 }
 

@@ -133,7 +133,7 @@ mod tests {
             let child = unsafe { libc::fork() };
             if child == 0 {
                 // SAFETY: neither call takes a pointer.
-                unsafe { libc::alarm(10) };
+                unsafe { libc::alarm(120) };
                 let is_named = intern("only in the child") != NameId::LOST;
                 // SAFETY: as above.
                 unsafe { libc::_exit(i32::from(!is_named)) };

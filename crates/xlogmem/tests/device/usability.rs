@@ -222,7 +222,7 @@ fn a_run_joins_a_ledger_and_keeps_its_limit() {
 #[test]
 fn a_demo_starts_a_ledger_that_top_shows_and_removes_it() {
     let mut demo = xlogmem();
-    demo.args(["demo", "--for", "20s", "--processes", "2"]).stdout(Stdio::piped());
+    demo.args(["demo", "--for", "40s", "--processes", "2"]).stdout(Stdio::piped());
     let mut demo = demo.spawn().unwrap();
     let lines = BufReader::new(demo.stdout.take().unwrap()).lines().map_while(Result::ok);
     let line = lines.into_iter().find(|line| line.contains("--ledger")).unwrap();

@@ -244,9 +244,11 @@ fn exec_names_the_setting_and_the_reason() {
     command.env("XLOG_EXEC_LEDGER", "here").args(["exec", "true"]);
     assert_refused(&command.output().unwrap(), &["XLOG_EXEC_LEDGER", "here"]);
     let script = scratch.path("script");
-    std::fs::write(&script, "#!/usr/bin/env -S A=b sh -e\nexit 0\n").unwrap();
-    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-    std::fs::set_permissions(&script, executable).unwrap();
+    // A process of its own writes it: a file that is open for writing, also in a process that another test is starting, cannot be run.
+    let mut write = Command::new("sh");
+    let text_of_script = "#!/usr/bin/env -S A=b sh -e\nexit 0\n";
+    write.args(["-c", r#"printf %s "$1" >"$0" && chmod 755 "$0""#, &script, text_of_script]);
+    assert!(write.status().unwrap().success());
     let output = exec(&scratch, &[], &[&script]);
     assert!(text(&output.stderr).contains("no CUDA call"), "{}", text(&output.stderr));
 }

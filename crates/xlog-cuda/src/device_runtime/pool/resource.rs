@@ -250,9 +250,9 @@ impl DeviceMemoryResource for PoolResource {
         if self.return_waits() {
             return Ok(0);
         }
-        let trimmed = self.trim_to(0);
+        // Before the trim: what completes later is pending, so the caller knows to ask again.
         self.mark_busy_streams();
-        trimmed
+        self.trim_to(0)
     }
 
     fn return_idle(&self, now: Instant) -> ResourceResult<usize> {

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use xlog_cuda::device_runtime::{AllocTag, DeviceBlock, DeviceStream, XlogDeviceRuntime};
+use xlog_cuda::device_runtime::{
+    AllocTag, DeviceBlock, DeviceStream, PoolConfig, XlogDeviceRuntime,
+};
 use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
 
 use super::arguments::Holder;
@@ -45,7 +47,9 @@ pub(super) fn run(kind: Holder, spec: DeviceSpec, ledger: &Path, resource: &str)
 
 fn hold(kind: Holder, spec: DeviceSpec, ledger: &Path, resource: &str) -> Result<()> {
     let device = Arc::new(CudaDevice::open_spec(spec)?);
-    let config = worker::config(ledger, NO_BUDGET, resource)?;
+    // What is cached stays until it is asked for.
+    let pool = PoolConfig::default().without_decay();
+    let config = worker::config(ledger, NO_BUDGET, resource)?.with_pool(pool);
     let runtime = XlogDeviceRuntime::with_config(device.clone(), &config)?;
     let limit = runtime.ledger_snapshot()?.map_or(0, |snapshot| snapshot.limit);
     let part = usize::try_from(limit / PARTS).unwrap_or(0);
