@@ -38,9 +38,9 @@ fn a_function_that_allocates(runtime: &XlogDeviceRuntime) {
     runtime.deallocate(block).unwrap();
 }
 
-/// Whether this binary has names for its functions; one that was stripped shows addresses.
+/// Whether this binary has names for its functions; one that was stripped shows places in files, and those of libraries by name.
 fn has_names(frames: &[String]) -> bool {
-    let is_named = frames.iter().any(|frame| !frame.starts_with("0x"));
+    let is_named = frames.iter().any(|frame| frame.contains("::") || frame.contains(".rs:"));
     if !is_named {
         left_out("names of functions in stacks", "this binary has no symbols");
     }
@@ -62,7 +62,9 @@ fn a_stack_names_the_functions_that_called_from_the_innermost_on() {
     }
     let at = |name: &str| frames.iter().position(|frame| frame.contains(name));
     let inner = at("a_function_that_allocates").unwrap_or_else(|| panic!("{frames:#?}"));
-    assert!(at("stacks::sampled").is_some_and(|outer| outer > inner), "{frames:#?}");
+    // With line tables alone, functions are named without their path.
+    let outer = frames.iter().skip(inner).any(|frame| frame.contains("sampled"));
+    assert!(outer, "{frames:#?}");
     assert!(inner < 3, "frames of the runtime come first: {frames:#?}");
 }
 

@@ -108,11 +108,25 @@ pub(super) fn catch_up(names: &mut Names) {
 
 fn is_own(frame: NameId) -> bool {
     super::intern::with_text(frame, |text| {
-        let name = text.trim_start_matches('<');
-        OWN_CRATES.iter().any(|own| {
-            name.strip_prefix(own)
-                .is_some_and(|rest| rest.starts_with("::") || rest.starts_with('['))
-        })
+        OWN_CRATES.iter().any(|own| is_named_in(text, own) || is_source_of(text, own))
+    })
+}
+
+/// Whether the path of a frame's function begins with this crate.
+fn is_named_in(frame: &str, own: &str) -> bool {
+    let rest = frame.trim_start_matches('<').strip_prefix(own);
+    rest.is_some_and(|rest| rest.starts_with("::") || rest.starts_with('['))
+}
+
+/// Whether a frame's source file belongs to this crate. With line tables alone, functions are named without their path.
+fn is_source_of(frame: &str, own: &str) -> bool {
+    let Some((_, file)) = frame.rsplit_once(" (") else { return false };
+    let folders: Vec<&str> = file.split('/').collect();
+    folders.windows(2).any(|pair| {
+        let version = pair[0].replace('-', "_");
+        let version = version.strip_prefix(own);
+        // A crate of a registry has its version behind its name.
+        pair[1] == "src" && version.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
     })
 }
 
@@ -167,6 +181,16 @@ impl Resolved {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_of_the_recording_are_told_by_name_or_by_source_file() {
+        let own = |frame: &str| is_own(intern_frame(frame));
+        assert!(own("xlog_cuda::stream::raw (a.rs:1)") && own("<xlog_cuda::Slice as Drop>::drop"));
+        assert!(own("allocate (/home/user/xlog-cuda-0.1.0/src/stream/raw.rs:7)"));
+        assert!(own("trace (/registry/backtrace-0.3.77/src/backtrace/libunwind.rs:117)"));
+        assert!(!own("allocate (/home/user/xlog-cuda/tests/logging/stacks.rs:7)"));
+        assert!(!own("main (/home/user/program/src/main.rs:7)") && !own("program::xlog_cuda"));
+    }
 
     #[inline(never)]
     fn an_inner_function_of_the_test() -> StackId {
