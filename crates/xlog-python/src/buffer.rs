@@ -5,6 +5,7 @@
 //! - The lock of a memory is taken without the interpreter's lock: its holder may wait for the device, and the device for a host function in
 //!   Python.
 //! - Work of a consumer that cannot be named when the memory is freed is waited for: the host then waits for the whole device.
+//! - The lock of a memory is held over every hand-over and over the decision to free, so that memory that is handed out is not freed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,13 +15,14 @@ use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError, PyValueErro
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use xlog_base::Mutex;
-use xlog_cuda::device_runtime::{BlockId, XlogDeviceRuntime};
+use xlog_cuda::device_runtime::XlogDeviceRuntime;
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{Result, StreamId, TrackedCudaSlice, XlogError};
 
 use crate::dlpack::{self, DeviceType, Layout};
 use crate::errors::{exception, invalid};
 use crate::foreign;
+use crate::idle::By;
 use crate::import::Lender;
 use crate::stream::{Stream, handle_of};
 
@@ -31,12 +33,21 @@ pub(crate) struct Memory {
     runtime: Arc<XlogDeviceRuntime>,
     ptr: u64,
     bytes: usize,
-    /// Consumers that have it now.
+    /// Consumers that have it by DLPack now. Grows under the lock of `slice`.
     lent: AtomicUsize,
+    /// Whether a consumer may have it by the CUDA array interface, which does not say when it is done. Set under the lock of `slice`.
+    is_exposed: AtomicBool,
     /// Whether a consumer may have work on it that no clock knows.
     is_untracked: AtomicBool,
     /// The owner of memory that was taken in. It gets it back once the slice is gone.
-    lender: Option<Lender>,
+    lender: Mutex<Option<Lender>>,
+}
+
+/// Runs `work` without the interpreter's lock, whether this thread has it or not.
+pub(crate) fn detached(work: impl Fn() + Send + Sync) {
+    if Python::try_attach(|py| py.detach(&work)).is_none() {
+        work();
+    }
 }
 
 impl Memory {
@@ -51,8 +62,9 @@ impl Memory {
             slice: Mutex::new(Some(slice)),
             runtime: runtime.clone(),
             lent: AtomicUsize::new(0),
+            is_exposed: AtomicBool::new(false),
             is_untracked: AtomicBool::new(false),
-            lender,
+            lender: Mutex::new(lender),
         })
     }
 
@@ -76,10 +88,6 @@ impl Memory {
         self.slice.lock().as_mut().map_or_else(|| Err(Self::freed()), work)
     }
 
-    fn block(&self) -> Result<Option<BlockId>> {
-        self.with(|slice| Ok(slice.id()))
-    }
-
     /// The stream of the allocation, while it is leased; the default stream afterwards.
     fn own_stream(&self) -> Result<StreamId> {
         let own = self.with(|slice| Ok(slice.stream()))?;
@@ -98,17 +106,32 @@ impl Memory {
 
     /// Lends the memory to a consumer: its stream waits for every use. Without a stream the host waits.
     pub(crate) fn lend(&self, stream: Option<usize>) -> Result<()> {
-        match (self.block()?, stream) {
-            (None, _) => {}
-            // SAFETY: a consumer passes its own stream, which lives while it calls.
-            #[allow(unsafe_code)]
-            (Some(block), Some(stream)) => unsafe {
-                foreign::hand_over(&self.runtime, block, stream)?;
-            },
-            (Some(_), None) => self.runtime.device().synchronize()?,
-        }
-        self.lent.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        self.with(|slice| {
+            match (slice.id(), stream) {
+                (None, _) => {}
+                // SAFETY: a consumer passes its own stream, which lives while it calls.
+                #[allow(unsafe_code)]
+                (Some(block), Some(stream)) => unsafe {
+                    foreign::hand_over(&self.runtime, block, stream)?;
+                },
+                (Some(_), None) => self.runtime.device().synchronize()?,
+            }
+            self.lent.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    /// Makes the default stream wait for every use, for consumers that do not say when they are done; its number.
+    fn expose(&self) -> Result<usize> {
+        self.with(|slice| {
+            let stream = self.runtime.stream_pool().default_stream()?;
+            if let Some(block) = slice.id() {
+                foreign::write_on(&self.runtime, block, StreamId::DEFAULT, || Ok(()))?;
+            }
+            self.is_exposed.store(true, Ordering::Relaxed);
+            self.is_untracked.store(true, Ordering::Relaxed);
+            Ok(handle_of(&stream))
+        })
     }
 
     /// Takes the memory back from a consumer that used it on a stream: later uses and the free wait for the work queued there.
@@ -122,7 +145,7 @@ impl Memory {
         if !recorded {
             self.is_untracked.store(true, Ordering::Relaxed);
         }
-        self.lent.fetch_sub(1, Ordering::Relaxed);
+        self.lent.fetch_sub(1, Ordering::Release);
     }
 
     fn record(&self, stream: usize) -> Result<()> {
@@ -134,15 +157,34 @@ impl Memory {
         })
     }
 
-    fn release(&self) {
-        let Some(slice) = self.slice.lock().take() else { return };
-        if self.is_untracked.load(Ordering::Relaxed) {
-            // After a lost device there is nothing to wait for.
-            let _ = self.runtime.device().synchronize();
+    /// Frees the memory, unless a consumer has it: says why not.
+    fn free(&self) -> Result<(), &'static str> {
+        let mut slice = self.slice.lock();
+        if self.lent.load(Ordering::Acquire) > 0 {
+            return Err("the buffer is in use by another library; delete its arrays first");
         }
-        match &self.lender {
+        if self.is_exposed.load(Ordering::Relaxed) {
+            return Err(
+                "the buffer was handed out by __cuda_array_interface__, which does not say when it is given back; \
+                 delete the buffer and the arrays made of it instead",
+            );
+        }
+        let taken = slice.take();
+        drop(slice);
+        self.release(taken);
+        Ok(())
+    }
+
+    fn release(&self, slice: Option<TrackedCudaSlice<u8>>) {
+        let Some(slice) = slice else { return };
+        let (runtime, lender) = (self.runtime.clone(), self.lender.lock().take());
+        let free = move || match lender {
             None => drop(slice),
-            Some(lender) => lender.give_back(&self.runtime, slice),
+            Some(lender) => lender.give_back(&runtime, slice),
+        };
+        match self.is_untracked.load(Ordering::Relaxed) {
+            true => By::Python.free(&self.runtime, free),
+            false => free(),
         }
     }
 }
@@ -150,10 +192,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // The wait must not hold the interpreter's lock: a host function of another library may want it.
-        let released = Python::try_attach(|py| py.detach(|| self.release()));
-        if released.is_none() {
-            self.release();
-        }
+        detached(|| self.release(self.slice.lock().take()));
     }
 }
 
@@ -298,15 +337,9 @@ impl Buffer {
         py.detach(|| self.memory.record(stream)).map_err(|error| exception(py, &error))
     }
 
-    /// Frees the memory in stream order. Refused while another library has it.
+    /// Frees the memory in stream order. Refused while another library has it, or may have it by the CUDA array interface.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
-        if self.memory.lent.load(Ordering::Relaxed) > 0 {
-            return Err(PyBufferError::new_err(
-                "the buffer is in use by another library; delete its arrays first",
-            ));
-        }
-        py.detach(|| self.memory.release());
-        Ok(())
+        py.detach(|| self.memory.free()).map_err(PyBufferError::new_err)
     }
 
     fn __dlpack_device__(&self) -> (i32, u32) {
@@ -371,16 +404,7 @@ impl Buffer {
                 self.dtype()
             )));
         };
-        let ready = || -> Result<usize> {
-            let runtime = &self.memory.runtime;
-            if let Some(block) = self.memory.block()? {
-                foreign::write_on(runtime, block, StreamId::DEFAULT, || Ok(()))?;
-            }
-            // Consumers keep the object, and do not say when they are done on which stream.
-            self.memory.is_untracked.store(true, Ordering::Relaxed);
-            Ok(handle_of(&*runtime.stream_pool().default_stream()?))
-        };
-        let stream = py.detach(ready).map_err(|error| exception(py, &error))?;
+        let stream = py.detach(|| self.memory.expose()).map_err(|error| exception(py, &error))?;
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", PyTuple::new(py, self.layout.shape())?)?;

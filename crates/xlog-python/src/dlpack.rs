@@ -9,7 +9,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::buffer::Memory;
+use crate::buffer::{Memory, detached};
 
 pub(crate) const LEGACY_NAME: &CStr = c"dltensor";
 pub(crate) const LEGACY_USED: &CStr = c"used_dltensor";
@@ -197,7 +197,8 @@ pub(crate) struct Loan {
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.memory.take_back(self.stream);
+        // A consumer drops it with the interpreter's lock or without.
+        detached(|| self.memory.take_back(self.stream));
     }
 }
 

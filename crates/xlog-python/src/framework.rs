@@ -2,6 +2,7 @@
 //!
 //! Memory is that of the shared runtime. A stream is adopted for each call, so it may be destroyed afterwards. Work on a block between its
 //! allocation and its free is not announced: the free waits for everything queued by then on the streams that it names, or for the device.
+//! A block that is freed on a captured stream is parked: nothing can be ordered after that stream now, and later it may be gone.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use xlog_cuda::{Result, StreamId};
 
 use crate::errors::exception;
 use crate::foreign;
+use crate::idle::By;
 use crate::scope::current_tag;
 
 /// Allocates memory of a device's shared runtime for a framework.
@@ -21,14 +23,6 @@ use crate::scope::current_tag;
 pub(crate) struct Allocator {
     runtime: Arc<XlogDeviceRuntime>,
     blocks: Mutex<HashMap<u64, DeviceBlock>>,
-    /// Blocks that were freed on a captured stream.
-    deferred: Mutex<Vec<Deferred>>,
-}
-
-/// A block that was freed while a stream was captured. The next call on that stream, outside of a capture, frees it.
-struct Deferred {
-    block: DeviceBlock,
-    stream: usize,
 }
 
 #[pymethods]
@@ -39,7 +33,7 @@ impl Allocator {
     fn new(py: Python<'_>, device: u32) -> PyResult<Self> {
         let runtime = py.detach(|| XlogDeviceRuntime::try_get_arc(device));
         let runtime = runtime.map_err(|error| exception(py, &error))?;
-        Ok(Self { runtime, blocks: Mutex::default(), deferred: Mutex::default() })
+        Ok(Self { runtime, blocks: Mutex::default() })
     }
 
     #[getter]
@@ -53,13 +47,11 @@ impl Allocator {
         if nbytes == 0 {
             return Ok(0);
         }
-        let block = py.detach(|| {
-            self.free_deferred(stream.as_slice())?;
-            match stream {
-                Some(stream) => self.allocate_on(nbytes, stream),
-                None => self.allocate_for_all(nbytes),
-            }
-        });
+        let allocate = || match stream {
+            Some(stream) => self.allocate_on(nbytes, stream),
+            None => self.allocate_for_all(nbytes),
+        };
+        let block = py.detach(|| By::Python.with_room(&self.runtime, allocate));
         let block = block.map_err(|error| exception(py, &error))?;
         let ptr = block.ptr;
         self.blocks.lock().insert(ptr, block);
@@ -77,11 +69,7 @@ impl Allocator {
                 "{ptr:#x} is not a live address of this allocator"
             )));
         };
-        let released = py.detach(|| {
-            self.free_deferred(streams.as_deref().unwrap_or_default())?;
-            self.release(block, streams.as_deref())
-        });
-        released.map_err(|error| exception(py, &error))
+        py.detach(|| self.release(block, streams.as_deref())).map_err(|error| exception(py, &error))
     }
 
     /// Free and total bytes, within the limit.
@@ -132,45 +120,32 @@ impl Allocator {
         }
     }
 
-    /// Frees what was freed on these streams while they were captured. The host does not wait: that could break another capture.
-    fn free_deferred(&self, streams: &[usize]) -> Result<()> {
-        if self.deferred.lock().is_empty() {
-            return Ok(());
-        }
-        for &stream in streams.iter().filter(|stream| !self.is_captured(**stream)) {
-            let ready: Vec<_> =
-                self.deferred.lock().extract_if(.., |deferred| deferred.stream == stream).collect();
-            for Deferred { block, stream } in ready {
-                self.release(block, Some(&[stream]))?;
-            }
-        }
-        Ok(())
+    /// Records the work on a stream as a use of a block; whether that is possible.
+    fn record(&self, block: &DeviceBlock, stream: usize) -> bool {
+        // The free may run on another thread than the work.
+        let is_per_thread = foreign::is_per_thread(&self.runtime, stream);
+        // SAFETY: a framework passes its own streams, which live while it calls.
+        #[allow(unsafe_code)]
+        let recorded = || unsafe { foreign::record_use(&self.runtime, block, stream) };
+        !is_per_thread && recorded().is_ok()
     }
 
     fn release(&self, block: DeviceBlock, streams: Option<&[usize]>) -> Result<()> {
-        let captured = streams.unwrap_or_default().iter().find(|stream| self.is_captured(**stream));
-        if let Some(&stream) = captured {
-            self.deferred.lock().push(Deferred { block, stream });
-            return Ok(());
-        }
-        let record = |streams: &[usize]| -> Result<()> {
-            for &stream in streams {
-                if foreign::is_per_thread(&self.runtime, stream) {
-                    // The free may run on another thread than the work.
-                    return self.runtime.device().synchronize();
-                }
-                // SAFETY: a framework passes its own streams, which live while it calls.
-                #[allow(unsafe_code)]
-                unsafe {
-                    foreign::record_use(&self.runtime, &block, stream)?;
-                }
-            }
-            Ok(())
+        let is_captured =
+            streams.unwrap_or_default().iter().any(|stream| self.is_captured(*stream));
+        let is_recorded = || {
+            streams.is_some_and(|streams| streams.iter().all(|stream| self.record(&block, *stream)))
         };
-        let is_recorded = streams.is_some_and(|streams| record(streams).is_ok());
-        if !is_recorded {
-            self.runtime.device().synchronize()?;
+        if !is_captured && is_recorded() {
+            return Ok(self.runtime.deallocate(block)?);
         }
-        Ok(self.runtime.deallocate(block)?)
+        let runtime = self.runtime.clone();
+        // The runtime keeps a block whose free failed, and a later reap frees it.
+        let free = move || drop(runtime.deallocate(block));
+        match is_captured {
+            true => By::Python.park(&self.runtime, free),
+            false => By::Python.free(&self.runtime, free),
+        }
+        Ok(())
     }
 }

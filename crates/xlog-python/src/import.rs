@@ -12,7 +12,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use xlog_cuda::device_runtime::XlogDeviceRuntime;
 use xlog_cuda::driver::DeviceKind;
-use xlog_cuda::{GpuMemoryManager, Result, TrackedCudaSlice, XlogError};
+use xlog_cuda::sim::{Call, Fault};
+use xlog_cuda::{CudaDevice, GpuMemoryManager, Result, TrackedCudaSlice, XlogError};
 
 use crate::buffer::{Buffer, Memory};
 use crate::dlpack::{
@@ -21,6 +22,7 @@ use crate::dlpack::{
 };
 use crate::errors::exception;
 use crate::foreign;
+use crate::idle::By;
 use crate::stream::{Stream, handle_of};
 
 /// The owner of memory that was taken in.
@@ -48,7 +50,7 @@ unsafe impl Sync for Managed {}
 impl Drop for Managed {
     fn drop(&mut self) {
         // SAFETY: the tensor was taken out of its capsule, so this is its only owner.
-        unsafe {
+        let delete = || unsafe {
             match *self {
                 Self::Legacy(tensor) => {
                     if let Some(delete) = (*tensor).deleter {
@@ -61,13 +63,17 @@ impl Drop for Managed {
                     }
                 }
             }
+        };
+        // Some deleters expect the interpreter's lock.
+        if Python::try_attach(|_| delete()).is_none() {
+            delete();
         }
     }
 }
 
 impl Lender {
-    /// Waits for every use of a buffer over the lender's memory. The lender may then have it back.
-    pub(crate) fn give_back(&self, runtime: &XlogDeviceRuntime, slice: TrackedCudaSlice<u8>) {
+    /// Waits for every use of a buffer over the lender's memory, and gives it back.
+    pub(crate) fn give_back(self, runtime: &Arc<XlogDeviceRuntime>, slice: TrackedCudaSlice<u8>) {
         let wait = || -> Result<()> {
             let stream = runtime.stream_pool().default_stream()?;
             // SAFETY: a stream of the runtime, which lives until the end of this call.
@@ -76,8 +82,7 @@ impl Lender {
             stream.synchronize()
         };
         if wait().is_err() {
-            // After a lost device there is nothing to wait for.
-            let _ = runtime.device().synchronize();
+            By::Python.free(runtime, move || drop(self));
         }
     }
 }
@@ -246,7 +251,7 @@ fn from_interface(
     }
     if stream.is_none() && version < 3 {
         // Version 2 does not say where the work on it is queued.
-        py.detach(|| runtime.device().synchronize()).map_err(|error| exception(py, &error))?;
+        py.detach(|| By::Python.wait(runtime)).map_err(|error| exception(py, &error))?;
     }
     let lender = Lender::Object { _owner: object.clone().unbind() };
     Ok(Array { ptr, layout, stream: stream.unwrap_or(foreign::LEGACY), lender })
@@ -267,6 +272,14 @@ pub(crate) fn set_capturing(stream: &Stream, is_captured: bool) -> Result<()> {
     let stream = stream.stream();
     let sim = stream.device().sim().ok_or_else(only_simulated)?;
     Ok(sim.set_capturing(stream.handle(), is_captured)?)
+}
+
+/// Makes the next wait for a simulated device fail, as an open capture does.
+pub(crate) fn fail_next_wait(device: &CudaDevice) -> Result<()> {
+    let faults = device.sim().ok_or_else(only_simulated)?.faults();
+    // The code of the driver for a wait beside a capture.
+    faults.fail_nth(Call::Synchronize, 1, Fault::Code(900));
+    Ok(())
 }
 
 fn only_simulated() -> XlogError {

@@ -17,6 +17,7 @@ mod errors;
 #[allow(unsafe_code)]
 mod foreign;
 mod framework;
+mod idle;
 #[allow(unsafe_code)]
 mod import;
 mod log_switch;

@@ -16,6 +16,7 @@ use crate::buffer::{Buffer, Memory};
 use crate::config::{Size, apply};
 use crate::dlpack::{Dtype, Layout};
 use crate::errors::{exception, invalid, report_value, resource_exception};
+use crate::idle::By;
 use crate::import;
 use crate::log_switch::LogSwitch;
 use crate::scope::{Scope, current_tag, limits};
@@ -161,7 +162,8 @@ impl Runtime {
                 ));
             }
         };
-        let slice = py.detach(|| manager.alloc_tagged::<u8>(layout.bytes(), tag));
+        let allocate = || manager.alloc_tagged::<u8>(layout.bytes(), tag);
+        let slice = py.detach(|| By::Python.with_room(self.runtime(), allocate));
         let slice = slice.map_err(|error| exception(py, &error))?;
         Ok(Buffer::new(Memory::new(self.runtime(), slice, None), layout))
     }
@@ -296,12 +298,16 @@ impl Runtime {
 
     /// Waits for every queued free.
     fn reap(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.runtime().reap_pending()).map_err(|error| resource_exception(py, error))
+        let reap = || {
+            By::Python.sweep(self.runtime())?;
+            Ok(self.runtime().reap_pending()?)
+        };
+        py.detach(reap).map_err(|error: XlogError| exception(py, &error))
     }
 
     /// Waits for everything queued on the device.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.runtime().device().synchronize()).map_err(|error| exception(py, &error))
+        py.detach(|| By::Python.wait(self.runtime())).map_err(|error| exception(py, &error))
     }
 
     /// What the race detector of the simulated device found; always empty on a GPU.
@@ -338,6 +344,11 @@ impl Runtime {
     /// Makes the simulated device report a stream as captured, for tests.
     fn _set_capturing(&self, py: Python<'_>, stream: &Stream, is_captured: bool) -> PyResult<()> {
         import::set_capturing(stream, is_captured).map_err(|error| exception(py, &error))
+    }
+
+    /// Makes the next wait for the simulated device fail, as an open capture does; for tests.
+    fn _fail_next_wait(&self, py: Python<'_>) -> PyResult<()> {
+        import::fail_next_wait(self.runtime().device()).map_err(|error| exception(py, &error))
     }
 
     fn __repr__(&self) -> String {

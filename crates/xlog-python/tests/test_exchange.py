@@ -16,6 +16,9 @@ class Sim(unittest.TestCase):
     def tearDown(self):
         self.assertEqual(self.runtime.races(), [])
 
+    def live_addresses(self):
+        return {block["ptr"] for block in self.runtime.snapshot()["blocks"]}
+
     def test_memory_of_the_simulated_device_is_not_taken_for_cuda(self):
         buffer = self.runtime.allocate(16)
         self.assertEqual(buffer.__dlpack_device__(), (12, 0))
@@ -112,6 +115,96 @@ class Sim(unittest.TestCase):
             again = self.runtime.allocate(4096)
             again.fill(1)
         self.assertEqual(again.to_bytes(), b"\x01" * 4096)
+
+    def test_memory_stays_until_a_wait_for_its_consumer_succeeds(self):
+        for ends in (lambda buffers: buffers[0].free(), lambda buffers: None):
+            foreign = self.runtime.stream()
+            buffers = [self.runtime.allocate(4096)]
+            address = buffers[0].ptr
+            buffers[0].__dlpack__(stream=-1)  # a consumer that is done, and has named no stream
+            with foreign.hold():
+                foreign_fill(self.runtime, foreign, buffers[0])
+                self.runtime._fail_next_wait()
+                ends(buffers)
+                buffers.clear()
+                gc.collect()
+                self.assertIn(address, self.live_addresses())
+                again = self.runtime.allocate(4096)
+                again.fill(1)
+            self.runtime.synchronize()
+            self.assertNotIn(address, self.live_addresses())
+            self.assertEqual(again.to_bytes(), b"\x01" * 4096)
+
+    def test_the_owner_gets_its_memory_back_only_after_a_wait_that_succeeds(self):
+        buffer = self.runtime.allocate(4096)
+        taken = self.runtime.from_array(buffer)
+        taken.__dlpack__(stream=-1)
+        self.runtime._fail_next_wait()
+        del taken
+        gc.collect()
+        with self.assertRaises(BufferError):
+            buffer.free()
+        self.runtime.synchronize()
+        buffer.free()
+
+    def test_memory_that_waits_for_its_consumer_serves_when_memory_is_short(self):
+        runtime = xlogmem.open("sim", limit="1MiB")
+        buffer = runtime.allocate(768 << 10)
+        buffer.__dlpack__(stream=-1)
+        runtime._fail_next_wait()
+        buffer.free()
+        self.assertEqual(runtime.allocate(768 << 10).nbytes, 768 << 10)
+
+    def test_a_buffer_is_not_freed_while_it_is_handed_out(self):
+        busy = self.runtime.stream()
+        buffer = self.runtime.allocate(4096)
+        handed_out, refused = [], []
+
+        def hand_out():
+            try:
+                handed_out.append(buffer.__dlpack__(stream=-1))
+            except xlogmem.XlogError:
+                pass
+
+        def free():
+            try:
+                buffer.free()
+            except BufferError:
+                refused.append(True)
+
+        threads = [threading.Thread(target=work) for work in (hand_out, free)]
+        with busy.hold():
+            for thread in threads:
+                thread.start()
+                # The hand-over waits for the held stream, so that the free comes in between. Any other order ends well too.
+                thread.join(0.2)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(bool(handed_out), bool(refused))
+        self.assertEqual(bool(handed_out), not buffer.is_freed)
+
+    def test_a_consumer_ends_beside_a_thread_that_waits_for_python(self):
+        # In a process of its own: a wait with the interpreter's lock would stop all of it.
+        program = (
+            "import threading, time, xlogmem\n"
+            "runtime = xlogmem.open('sim')\n"
+            "stream = runtime.stream()\n"
+            "buffer = runtime.allocate(64, stream=stream)\n"
+            "capsule = buffer.__dlpack__(stream=runtime.default_stream.handle)\n"
+            "hold = stream.hold()\n"
+            "hold.__enter__()\n"
+            "buffer.fill(1)\n"
+            "reader = threading.Thread(target=buffer.to_bytes)\n"
+            "reader.start()\n"
+            "threading.Timer(0.4, hold.__exit__).start()\n"
+            "time.sleep(0.2)\n"  # the reader waits for the held stream by now; if not, nothing has to wait
+            "del capsule\n"
+            "reader.join()\n"
+            "print('ended')\n"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+        # The simulated device ends a wait that cannot end by an exception, after a minute.
+        self.assertEqual((done.stdout.strip(), done.stderr), ("ended", ""))
 
     def test_what_cannot_be_exported_is_refused(self):
         buffer = self.runtime.allocate(16)

@@ -140,7 +140,7 @@ class Allocator(OnStreams):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join()
 
     def test_statistics_have_current_peak_and_totals(self):
         _native.torch_reset_peaks(_native.TORCH_GLOBAL, 0)
@@ -178,6 +178,15 @@ class Allocator(OnStreams):
         reset()
         self.assertLess(runtime.physical_bytes, before)
 
+    def test_memory_whose_work_cannot_be_waited_for_is_kept(self):
+        address = self.take(4096)
+        record_stream(address, 123456)  # no stream, so the free waits for the device
+        runtime._fail_next_wait()
+        self.give(address)
+        self.assertIn(address, live_addresses())
+        reset()
+        self.assertNotIn(address, live_addresses())
+
 
 class Graphs(OnStreams):
     """What is allocated on a captured stream belongs to the graph."""
@@ -202,8 +211,8 @@ class Graphs(OnStreams):
             elsewhere = self.take(4096)
             self.assertNotEqual(elsewhere, address, "a capture into another pool may not")
             self.give(elsewhere)
-        release_pool(0, 7, 0)
-        release_pool(0, 8, 0)
+        for pool in (7, 7, 8):
+            release_pool(0, pool, 0)
 
     def test_streams_of_one_capture_do_not_share_memory(self):
         runtime._set_capturing(self.other, True)
@@ -226,8 +235,6 @@ class Graphs(OnStreams):
         return address
 
     def tearDown(self):
-        # Static outputs of a test are still live; PyTorch's tensors would free them.
-        release_pool(0, 7, 0)
         runtime.synchronize()
         self.assertEqual(runtime.races(), [])
 
@@ -244,7 +251,8 @@ class Graphs(OnStreams):
             self.assertIn(address, both)
             for each in both:
                 self.give(each)
-        release_pool(0, 14, 0)
+        for _ in range(2):
+            release_pool(0, 14, 0)
 
     def test_a_released_pool_gives_its_memory_back_once_no_block_is_live(self):
         before = outstanding()
@@ -255,6 +263,28 @@ class Graphs(OnStreams):
         self.assertGreater(outstanding(), before, "a block is live")
         self.give(address)
         self.assertEqual(outstanding(), before)
+
+    def test_a_shared_pool_stays_until_its_last_graph_is_destroyed(self):
+        before = outstanding()
+        with self.capture(pool=15):
+            output = self.take(1 << 20)
+        with self.capture(pool=15):
+            self.give(self.take(1 << 20))
+        release_pool(0, 15, 0)
+        self.give(output)
+        self.assertGreater(outstanding(), before, "the second graph uses its temporaries at every launch")
+        release_pool(0, 15, 0)
+        self.assertEqual(outstanding(), before)
+
+    def test_memory_of_a_graph_whose_launches_cannot_be_waited_for_is_kept(self):
+        with self.capture(pool=16):
+            address = self.take(2 << 20)
+            self.give(address)
+        runtime._fail_next_wait()
+        release_pool(0, 16, 0)
+        self.assertIn(address, live_addresses(), "its last launch may still run")
+        reset()
+        self.assertNotIn(address, live_addresses())
 
     def test_ranges_of_a_graph_are_joined_again(self):
         with self.capture(pool=12):
@@ -276,11 +306,11 @@ class Graphs(OnStreams):
             self.give(eager)
             self.give(shared)
         runtime._set_capturing(self.other, False)
+        release_pool(0, 7, 0)
         # The next free also frees what was kept.
         self.give(self.take(512))
         runtime.reap()
-        blocks = {block["ptr"] for block in runtime.snapshot()["blocks"]}
-        self.assertFalse({eager, shared} & blocks)
+        self.assertFalse({eager, shared} & live_addresses())
 
     def test_a_capture_that_was_not_announced_has_memory_of_its_own(self):
         eager = self.take(4096)
@@ -351,6 +381,10 @@ class Segments(unittest.TestCase):
 def queue(stream, address, size):
     """Work of PyTorch: queued on the stream without an announcement."""
     runtime._queue_fill_at(stream, address, size, 6)
+
+
+def live_addresses():
+    return {block["ptr"] for block in runtime.snapshot()["blocks"]}
 
 
 def outstanding():

@@ -25,6 +25,7 @@ use xlog_cuda::{Result, StreamId};
 use super::counters::Counters;
 use super::graph_memory::{GraphMemory, UNIT};
 use crate::foreign;
+use crate::idle::By;
 use crate::scope::current_tag;
 
 /// Devices of one process.
@@ -142,7 +143,7 @@ impl Device {
         requested: usize,
         stream: usize,
     ) -> Result<u64> {
-        let allocated = self.try_allocate(requested, stream);
+        let allocated = By::Torch.with_room(&self.runtime, || self.try_allocate(requested, stream));
         let (ptr, entry) = allocated.inspect_err(|_| {
             self.counters.refusals.fetch_add(1, Ordering::Relaxed);
         })?;
@@ -242,6 +243,7 @@ impl Device {
     }
 
     pub(super) fn begin_capture(&self, pool: GraphPoolId) {
+        self.graphs.lock().entry(pool).or_default().uses += 1;
         let mut captures = self.captures.lock();
         captures.push(OpenCapture { pool, thread: thread::current().id() });
         self.capturing.store(captures.len(), Ordering::Release);
@@ -259,10 +261,10 @@ impl Device {
         }
     }
 
-    /// PyTorch has destroyed the graphs of a pool.
+    /// PyTorch has destroyed a graph of a pool.
     pub(super) fn release_pool(&self, pool: GraphPoolId) {
         if let Some(memory) = self.graphs.lock().get_mut(&pool) {
-            memory.is_released = true;
+            memory.uses = memory.uses.saturating_sub(1);
         }
         self.return_graph_memory();
     }
@@ -277,21 +279,30 @@ impl Device {
             let mut graphs = self.graphs.lock();
             let over: Vec<_> = graphs
                 .iter()
-                .filter(|(_, memory)| memory.is_over())
+                .filter(|(pool, memory)| **pool != GraphPoolId::UNKNOWN && memory.is_over())
                 .map(|(pool, _)| *pool)
                 .collect();
-            over.iter().filter_map(|pool| graphs.remove(pool)).collect()
+            over.iter()
+                .filter_map(|pool| graphs.remove(pool))
+                .flat_map(GraphMemory::into_segments)
+                .collect()
         };
-        if over.is_empty() {
+        self.free_when_idle(over);
+        self.measure();
+    }
+
+    /// Frees blocks whose last use no stream names.
+    fn free_when_idle(&self, blocks: Vec<DeviceBlock>) {
+        if blocks.is_empty() {
             return;
         }
-        // After a lost device there is nothing to wait for.
-        let _ = self.runtime.device().synchronize();
-        for block in over.into_iter().flat_map(GraphMemory::into_segments) {
-            // A failed free stays with the runtime, which tries again.
-            let _ = self.runtime.deallocate(block);
-        }
-        self.measure();
+        let runtime = self.runtime.clone();
+        By::Torch.free(&self.runtime, move || {
+            for block in blocks {
+                // A failed free stays with the runtime, which tries again.
+                let _ = runtime.deallocate(block);
+            }
+        });
     }
 
     /// Frees an address. A failure has no caller to return to: the runtime keeps the block and tries again.
@@ -318,16 +329,14 @@ impl Device {
 
     /// Frees a block, or returns it if a stream that it was used on is being captured.
     fn try_free(&self, entry: Entry) -> Option<Entry> {
-        let freed = match &entry.live {
+        let (block, is_recorded) = match &entry.live {
             Live::Graph { .. } => return None,
-            Live::Unordered { block } => {
-                if self.capturing.load(Ordering::Acquire) > 0 {
-                    return Some(entry);
-                }
-                let _ = self.runtime.device().synchronize();
-                self.runtime.deallocate(copy(block))
+            Live::Unordered { .. } if self.capturing.load(Ordering::Acquire) > 0 => {
+                return Some(entry);
             }
+            Live::Unordered { block } => (copy(block), false),
             Live::Block { block, used_on } => {
+                let mut is_recorded = true;
                 for stream in used_on {
                     let recorded = self
                         .stream_id(*stream)
@@ -336,14 +345,17 @@ impl Device {
                         Ok(()) => {}
                         Err(_) if self.is_captured(*stream) => return Some(entry),
                         // The work on that stream cannot be named, so all work is waited for.
-                        Err(_) => drop(self.runtime.device().synchronize()),
+                        Err(_) => is_recorded = false,
                     }
                 }
-                self.runtime.deallocate(copy(block))
+                (copy(block), is_recorded)
             }
         };
-        // The runtime keeps a block whose free failed, and a later reap frees it.
-        drop(freed);
+        match is_recorded {
+            // The runtime keeps a block whose free failed, and a later reap frees it.
+            true => drop(self.runtime.deallocate(block)),
+            false => self.free_when_idle(vec![block]),
+        }
         None
     }
 
@@ -364,6 +376,7 @@ impl Device {
     pub(super) fn empty_cache(&self) {
         self.free_deferred();
         self.return_graph_memory();
+        let _ = By::Torch.sweep(&self.runtime);
         let _ = self.runtime.reap_pending();
         let _ = self.runtime.trim();
         self.measure();

@@ -1,8 +1,8 @@
 //! Memory of CUDA graphs: what is allocated on a captured stream.
 //!
 //! A graph uses its addresses again at every launch. So memory that was handed out during a capture is handed out again only during captures
-//! of the same pool of PyTorch, and only on the same stream, whose order is part of the graph. It goes back to the runtime when PyTorch releases
-//! the pool and no block of it is live.
+//! of the same pool of PyTorch, and only on the same stream, whose order is part of the graph. It goes back to the runtime when PyTorch has
+//! destroyed every graph of the pool and no block of it is live.
 //!
 //! PyTorch owns the lifetime: several graphs share a pool, and PyTorch reports the end of a capture after it has ended. So the arenas of
 //! `XlogDeviceRuntime::join_capture`, which end with one graph and are joined and left inside the capture, do not fit.
@@ -46,8 +46,9 @@ pub(super) struct GraphMemory {
     live: usize,
     /// Blocks that were freed while another stream of the capture may still use them.
     deferred: Vec<u64>,
-    /// Whether PyTorch has released the pool.
-    pub(super) is_released: bool,
+    /// Captures into the pool that have begun, less the graphs that PyTorch has destroyed. A capture that failed is counted for ever, as in
+    /// PyTorch's own allocator.
+    pub(super) uses: usize,
 }
 
 impl GraphMemory {
@@ -137,7 +138,7 @@ impl GraphMemory {
 
     /// Whether its segments can go back to the runtime.
     pub(super) fn is_over(&self) -> bool {
-        self.is_released && self.live == 0
+        self.uses == 0 && self.live == 0
     }
 
     /// Its segments.

@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::Value;
 use xlog_base::{Mutex, size_text};
-use xlog_cuda::device_runtime::{ResourceError, ResourceKind, RuntimeConfig};
+use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
 use xlog_cuda::{Result, XlogError};
 
 use self::allocator::{Addresses, DEVICES, Device, GraphPoolId};
@@ -30,6 +30,7 @@ use self::segments::Segments;
 use self::throw::{Kind, Ready, Thrower};
 use crate::config::apply;
 use crate::errors::exception;
+use crate::idle;
 use crate::runtime::Runtime;
 use crate::value::object;
 
@@ -150,11 +151,7 @@ fn address(ptr: Option<u64>) -> *mut c_void {
 /// The exception of a refused request; `None` before `torch_prepare`.
 fn refusal(error: &XlogError, bytes: usize) -> Option<(Thrower, Ready)> {
     let thrower = *TORCH.thrower.get()?;
-    let is_memory = matches!(
-        error,
-        XlogError::Resource(ResourceError::OutOfBudget { .. } | ResourceError::OutOfMemory { .. })
-    );
-    let (kind, text) = match is_memory {
+    let (kind, text) = match idle::is_short(error) {
         true => (
             Kind::OutOfMemory,
             format!("CUDA out of memory. Tried to allocate {}. {error}", size_text(bytes as u64)),
@@ -277,7 +274,7 @@ pub(crate) extern "C" fn xlogmem_torch_end_pool(device: c_int, first: u64, secon
     guarded(|| TORCH.opened(device).map(|device| device.end_capture(GraphPoolId([first, second]))));
 }
 
-/// The graphs of a pool are gone.
+/// A graph of a pool is gone.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn xlogmem_torch_release_pool(device: c_int, first: u64, second: u64) {
     guarded(|| {

@@ -227,6 +227,17 @@ def part_runtime():
         equal(type(error), xlogmem.OutOfBudget, "the type of a refusal")
     else:
         raise AssertionError("a request beyond the limit should be refused")
+    equal(buffer.__cuda_array_interface__["data"], (buffer.ptr, False), "the CUDA array interface")
+    try:
+        buffer.free()
+    except BufferError as error:
+        check("__cuda_array_interface__" in str(error), repr(error))
+    else:
+        raise AssertionError("a buffer that was handed out should not be freed")
+    del buffer
+    gc.collect()
+    runtime.reap()
+    equal(runtime.bytes_outstanding, 0, "what is left of a buffer that was handed out")
     with tempfile.TemporaryDirectory() as folder:
         log = os.path.join(folder, "run.xtrace")
         runtime.log_on(log)

@@ -155,8 +155,18 @@ def part_graph():
     graph.replay()
     second.replay()
     check(torch.allclose(again, model(output), atol=1e-3), "a second graph in the same pool is wrong")
+    # A third graph of the pool, of which nothing but temporaries is left when the others go.
+    target, third = torch.empty_like(static), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(third, pool=graph.pool()):
+        target.copy_(model(static))
     torch.cuda.synchronize()
     del graph, second, output, again
+    gc.collect()
+    noise = [torch.full((512, 512), float("nan"), device="cuda") for _ in range(64)]
+    third.replay()
+    check(torch.allclose(target, model(static), atol=1e-3), "the last graph of a pool is wrong")
+    check(all(bool(torch.isnan(tensor).all()) for tensor in noise), "the last graph of a pool wrote memory of others")
+    del third, noise
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -92,7 +92,7 @@ fn tell(line: &HolderLine) -> Result<()> {
     write_json_line(line).map_err(|error| XlogError::Kernel(error.to_string()))
 }
 
-/// Waits until the listener has published what is cached, and returns that.
+/// Waits until the listener has published all that is cached, and returns what is published.
 fn published(runtime: &XlogDeviceRuntime) -> Result<u64> {
     let began = Instant::now();
     let cached = runtime.memory_use().map_or(0, |held| held.cached) as u64;
@@ -101,7 +101,7 @@ fn published(runtime: &XlogDeviceRuntime) -> Result<u64> {
         let slots = runtime.ledger_snapshot()?.map(|snapshot| snapshot.slots).unwrap_or_default();
         let slot = slots.iter().find(|slot| Some(slot.index) == own);
         let known = slot.and_then(|slot| slot.memory).map_or(0, |memory| memory.cached);
-        if known >= cached / 2 || began.elapsed() > PUBLISHED {
+        if known >= cached || began.elapsed() > PUBLISHED {
             return Ok(known);
         }
         std::thread::sleep(Duration::from_millis(5));
