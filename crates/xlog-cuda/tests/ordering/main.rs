@@ -16,6 +16,7 @@ mod pinned_buffer;
 mod pinned_host;
 mod pool;
 mod pool_joins;
+mod pool_pending;
 mod pool_remaps;
 mod pool_steals;
 mod support;

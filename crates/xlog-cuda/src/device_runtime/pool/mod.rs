@@ -27,6 +27,7 @@ mod fast_path;
 mod free;
 mod inherit;
 mod magazine;
+mod pending;
 mod prefetch;
 mod remap;
 mod reserve;

@@ -234,6 +234,6 @@ impl SlowPath<'_> {
 }
 
 /// Whether the host has seen all work on a free range of `stream` complete.
-fn is_idle(range: &Range, stream: &RawStream) -> bool {
+pub(super) fn is_idle(range: &Range, stream: &RawStream) -> bool {
     range.stamp == 0 || stream.clock().is_complete(range.stamp)
 }

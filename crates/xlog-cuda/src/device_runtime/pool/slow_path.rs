@@ -5,6 +5,7 @@
 //! 2. the shared free list, which belongs to no stream and has no pending work;
 //! 3. steal from another arena, if the range's last work happens-before this request or has completed;
 //! 4. adjacent complete ranges of several streams; then remap completely free handles, of all streams together, into one range;
+//!    a large request first waits for pending work, as long as growing would take;
 //! 5. grow from the device; a pool that prefers waits over growth first steals with a wait;
 //! 6. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
 //! 7. remap again after waits, or return free segments and grow again.
@@ -102,7 +103,15 @@ impl SlowPath<'_> {
             if let Some(suballocation) = self.steal(false)? {
                 return Ok(suballocation);
             }
-            if let Some(suballocation) = self.inherit().or_else(|| self.remap()) {
+            if let Some(suballocation) = self.inherit() {
+                return Ok(suballocation);
+            }
+            if self.wait_for_pending()
+                && let Some(suballocation) = self.steal_ready()?
+            {
+                return Ok(suballocation);
+            }
+            if let Some(suballocation) = self.remap() {
                 return Ok(suballocation);
             }
             if pool.config.reuse.insert_waits
@@ -123,6 +132,14 @@ impl SlowPath<'_> {
         match self.allocate_with_waits(foreign_arenas)? {
             Some(suballocation) => Ok(suballocation),
             None => Err(self.refusal(full)),
+        }
+    }
+
+    /// Allocates what needs no wait any more: from the own arena, or from one of another stream.
+    fn steal_ready(&mut self) -> ResourceResult<Option<Suballocation>> {
+        match self.allocate_ready() {
+            Some(suballocation) => Ok(Some(suballocation)),
+            None => self.steal(false),
         }
     }
 
@@ -185,7 +202,7 @@ impl SlowPath<'_> {
     }
 
     /// Frees up to `count` deferred blocks whose uses have completed, unless another thread does so now.
-    fn free_completed(&self, count: usize) -> bool {
+    pub(super) fn free_completed(&self, count: usize) -> bool {
         let pool = self.pool;
         if pool.config.reuse.opportunistic
             && pool.deferred_frees.has_deferred()

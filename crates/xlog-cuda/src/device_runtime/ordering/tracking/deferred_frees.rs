@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use xlog_driver::sync::{Mutex, MutexGuard};
 
 use super::tracker::Tracker;
-use crate::device_runtime::ordering::block::block_meta::BlockMeta;
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
 use crate::device_runtime::resource::{Generation, ResourceResult};
 
 /// Frees beyond this number are not deferred, but wait.
@@ -126,6 +126,13 @@ impl DeferredFrees {
 
     pub(crate) fn try_reaper_lock(&self) -> Option<MutexGuard<'_, ()>> {
         self.reaper_lock.try_lock()
+    }
+
+    /// Bytes of the deferred blocks.
+    pub(crate) fn bytes(&self, table: &BlockTable) -> u64 {
+        let deferred = self.deferred.lock();
+        let blocks = deferred.iter().filter_map(|&generation| table.at(generation));
+        blocks.map(|meta| meta.bytes() as u64).sum()
     }
 
     #[inline]

@@ -1,0 +1,64 @@
+//! Large requests that wait for pending work before the pool grows.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::sync::Arc;
+
+use crate::support::pool_rig::{MIB, rig};
+use crate::support::rig::{assert_all, fill, read};
+use xlog_cuda::CudaDevice;
+use xlog_cuda::device_runtime::{DeviceMemoryResource, PoolConfig, PoolReuse};
+use xlog_testing::{WatchedGate, for_each_seam};
+
+const BLOCK: usize = 64 * MIB;
+
+/// Frees a block with work queued on it, and asks for as much on another stream. Returns by how much the pool grew.
+fn growth_beside_queued_work(device: &Arc<CudaDevice>, config: PoolConfig) -> usize {
+    let rig = rig(device, config);
+    let [one, two] = rig.leases();
+    let first = rig.allocate(BLOCK, &one);
+    fill(&one, first.ptr, 1, BLOCK);
+    rig.pool.deallocate(first).unwrap();
+    let before = rig.pool.snapshot().reserved_bytes;
+    let second = rig.allocate(BLOCK, &two);
+    fill(&two, second.ptr, 2, BLOCK);
+    let grown = rig.pool.snapshot().reserved_bytes - before;
+    assert_all(&read(&two, second.ptr, BLOCK).unwrap(), 2);
+    rig.pool.deallocate(second).unwrap();
+    rig.empty();
+    assert!(device.races().is_empty(), "{:?}", device.races());
+    grown
+}
+
+#[test]
+fn a_large_request_waits_as_long_as_growth_would_take() {
+    let mut waited = 0;
+    for seed in 0..20 {
+        let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
+        let grown = growth_beside_queued_work(&device, PoolConfig::default());
+        waited += u32::from(grown == 0);
+        let config = PoolConfig::default().with_reuse(PoolReuse::deterministic());
+        let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
+        assert!(growth_beside_queued_work(&device, config) > 0, "seed {seed}: it depends on timing");
+    }
+    // The schedule decides whether the work completes within the wait.
+    assert!(waited > 10, "{waited} of 20 schedules");
+}
+
+#[test]
+fn a_large_request_does_not_wait_for_ever() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [one, two] = rig.leases();
+        let first = rig.allocate(BLOCK, &one);
+        let gate = WatchedGate::new(one.hold().unwrap());
+        fill(&one, first.ptr, 1, BLOCK);
+        rig.pool.deallocate(first).unwrap();
+        let before = rig.pool.snapshot().reserved_bytes;
+        let second = rig.allocate(BLOCK, &two);
+        assert_eq!(rig.pool.snapshot().reserved_bytes, before + BLOCK);
+        gate.release();
+        rig.pool.deallocate(second).unwrap();
+        rig.empty();
+    });
+}
