@@ -235,3 +235,8 @@ fn sixteen_streams_with_blocks_to_4_mib_share_complete_memory() {
 fn sixteen_streams_with_blocks_to_16_mib_share_complete_memory() {
     spread(16, 16 * MIB, 179).assert_at_most(1.5);
 }
+
+#[test]
+fn sixty_four_streams_with_small_blocks_share_complete_memory() {
+    spread(64, MIB, 2867).assert_at_most(1.5);
+}

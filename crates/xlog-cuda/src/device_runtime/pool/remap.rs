@@ -129,8 +129,8 @@ impl SlowPath<'_> {
         SpanRequest { bytes: self.size, align: self.align, max_moved }
     }
 
-    /// Whether so much of the pool is free that a search needs no credits.
-    fn has_much_free(&self) -> bool {
+    /// Whether so much of the pool is free that scans and searches need no credits.
+    pub(super) fn has_much_free(&self) -> bool {
         let free = self.pool.free_bytes();
         free > self.pool.reserve.segments.reserved() / MUCH_FREE
     }

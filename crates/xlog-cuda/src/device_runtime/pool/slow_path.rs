@@ -229,8 +229,8 @@ impl SlowPath<'_> {
     /// Whether this request may scan the arenas of other streams.
     ///
     /// Every slow-path request earns one credit; a scan costs one for each foreign arena, and one for sixteen others. So
-    /// requests of many streams grow until each stream has memory of its own. Large requests and pools above
-    /// `eager_growth_bytes` always scan.
+    /// requests of many streams grow until each stream has memory of its own. Large requests, pools above
+    /// `eager_growth_bytes` and pools of which much is free always scan.
     fn may_scan(&self, foreign_arenas: u32) -> bool {
         let held = self.pool.reserve.segments.reserved();
         let cost = foreign_arenas + self.pool.arenas.iter().count() as u32 / ARENAS_PER_CREDIT;
@@ -238,6 +238,7 @@ impl SlowPath<'_> {
             || self.size > MAX_TRANSFER
             || held > self.pool.config.eager_growth_bytes as u64
             || self.pool.scan_credits.pay(cost)
+            || self.has_much_free()
     }
 
     /// Whether the pool holds so much free memory that a wait is better than growth.
