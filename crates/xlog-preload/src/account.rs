@@ -24,6 +24,9 @@ use crate::settings::{LedgerSetting, Settings, Whole};
 const RESERVE: u64 = 1 << 30;
 /// How long other processes are asked for memory before a refusal.
 const PRESSURE_LIMIT: Duration = Duration::from_secs(1);
+/// How far the published bytes of a library may be off: 1 MiB, or a part of them. A publication costs more than a charge.
+const SHOWN_STEP: u64 = 1 << 20;
+const SHOWN_PART: u64 = 64;
 /// The kinds of refusals, in logs.
 const PROCESS_LIMIT: &str = "process_limit";
 const LEDGER_LIMIT: &str = "ledger_limit";
@@ -38,13 +41,23 @@ pub(crate) struct Account {
     used: AtomicU64,
     ledger: Option<Arc<Ledger>>,
     has_left: AtomicBool,
-    holders: Mutex<Holders>,
+    holders: Mutex<Vec<Holder>>,
 }
 
-/// Live bytes by the library that asked for them.
-#[derive(Default)]
-struct Holders {
-    bytes: Vec<(&'static str, u64)>,
+/// The live bytes of a library that asked for memory.
+struct Holder {
+    library: &'static str,
+    bytes: u64,
+    /// As published for viewers.
+    shown: u64,
+}
+
+impl Holder {
+    /// Whether the published number is too far off. The first bytes of a library are published at once.
+    fn is_due(&self) -> bool {
+        let off = self.bytes.abs_diff(self.shown);
+        off >= SHOWN_STEP.max(self.shown / SHOWN_PART) || (self.shown == 0 && off > 0)
+    }
 }
 
 /// Why a charge is refused.
@@ -216,30 +229,33 @@ impl Account {
 
     /// Counts bytes that a library holds, for viewers.
     pub(crate) fn note_held(&self, library: &'static str, bytes: u64) {
-        let mut holders = self.holders.lock();
-        match holders.bytes.iter_mut().find(|(name, _)| *name == library) {
-            Some((_, held)) => *held = held.saturating_add(bytes),
-            None => holders.bytes.push((library, bytes)),
-        }
-        self.publish(&mut holders);
+        self.change(library, |held| held.saturating_add(bytes));
     }
 
     /// Counts bytes that a library no longer holds.
     pub(crate) fn note_freed(&self, library: &'static str, bytes: u64) {
-        let mut holders = self.holders.lock();
-        if let Some((_, held)) = holders.bytes.iter_mut().find(|(name, _)| *name == library) {
-            *held = held.saturating_sub(bytes);
-        }
-        self.publish(&mut holders);
+        self.change(library, |held| held.saturating_sub(bytes));
     }
 
-    /// Publishes every change, whether a viewer watches or not: a program may make no further driver call for hours. It makes no system
-    /// call.
-    fn publish(&self, holders: &mut Holders) {
-        if let Some(ledger) = self.ledger() {
-            holders.bytes.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-            ledger.publish_tags(holders.bytes.iter().filter(|(_, bytes)| *bytes > 0).copied());
+    /// Publishes a change once the published bytes of the library are too far off, whether a viewer watches or not: a program may make no
+    /// further driver call for hours. It makes no system call.
+    fn change(&self, library: &'static str, change: impl FnOnce(u64) -> u64) {
+        let Some(ledger) = self.ledger() else { return };
+        let mut holders = self.holders.lock();
+        let known = holders.iter().position(|holder| holder.library == library);
+        let at = known.unwrap_or_else(|| {
+            holders.push(Holder { library, bytes: 0, shown: 0 });
+            holders.len() - 1
+        });
+        let holder = &mut holders[at];
+        holder.bytes = change(holder.bytes);
+        if !holder.is_due() {
+            return;
         }
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        holders.iter_mut().for_each(|holder| holder.shown = holder.bytes);
+        let shown = holders.iter().filter(|holder| holder.shown > 0);
+        ledger.publish_tags(shown.map(|holder| (holder.library, holder.shown)));
     }
 
     fn ledger(&self) -> Option<&Arc<Ledger>> {

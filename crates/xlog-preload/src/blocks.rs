@@ -3,7 +3,6 @@
 //! A block is removed from the table before the driver frees it and put back if that fails: once it is freed, another thread may get
 //! the same address.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,6 +12,8 @@ use crate::account::{Account, Refusal, rounded};
 use crate::caller::library;
 use crate::contexts;
 use crate::driver::{CuResult, OUT_OF_MEMORY, SUCCESS};
+use crate::graphs;
+use crate::hashing::PlaceMap;
 use crate::log::Entry;
 use crate::messages::guarded;
 use crate::pools::{self, Pool};
@@ -34,12 +35,13 @@ pub(crate) struct Block {
     /// Charged for this block alone; none for a block of a pool.
     pub(crate) charged: u64,
     pub(crate) pool: Option<Arc<Pool>>,
+    /// The context whose end frees it; 0 for a block of a pool, which outlives contexts.
     pub(crate) context: u64,
     pub(crate) library: &'static str,
 }
 
 /// The live blocks of a process.
-pub(crate) type Blocks = HashMap<(Space, u64), Block>;
+pub(crate) type Blocks = PlaceMap<(Space, u64), Block>;
 
 /// A call that takes memory, before the driver sees it.
 pub(crate) struct Request {
@@ -48,9 +50,9 @@ pub(crate) struct Request {
     pub(crate) device: u32,
     pub(crate) bytes: u64,
     pub(crate) stream: Option<u64>,
-    context: u64,
     library: &'static str,
-    started: Instant,
+    /// Set if there is a log.
+    started: Option<Instant>,
 }
 
 impl Request {
@@ -64,15 +66,15 @@ impl Request {
         let state = state()?;
         let device = device.or_else(|| state.driver.current_device())?;
         let account = state.account(device)?;
-        let context = contexts::current(state, device);
-        let library = library(state, caller);
-        let started = Instant::now();
-        Some(Self { state, account, device, bytes, stream, context, library, started })
+        let library = library(state, caller, bytes);
+        let started = state.is_logged().then(Instant::now);
+        Some(Self { state, account, device, bytes, stream, library, started })
     }
 
     /// Adds the block that the driver gave to the table.
     pub(crate) fn insert(&self, space: Space, place: u64, charged: u64, pool: Option<Arc<Pool>>) {
-        let &Self { device, bytes, context, library, .. } = self;
+        let &Self { device, bytes, library, .. } = self;
+        let context = if pool.is_none() { contexts::current(self.state) } else { 0 };
         let block = Block { device, bytes, charged, pool, context, library };
         let replaced = self.state.blocks.lock().insert((space, place), block);
         if let Some(old) = replaced {
@@ -117,7 +119,7 @@ impl Request {
             bytes: self.bytes,
             stream: self.stream,
             library: self.library,
-            started: Some(self.started),
+            started: self.started,
             stack: self.state.sample_stack(),
         }
     }
@@ -217,16 +219,21 @@ pub(crate) fn give(
 ) -> CuResult {
     let removed = guarded(|| {
         let state = existing()?;
-        let block = state.blocks.lock().remove(&(space, place))?;
+        let block = state.blocks.lock().remove(&(space, place));
         Some((state, block))
     });
-    let Some((state, block)) = removed.flatten() else { return call() };
     let result = call();
-    guarded(|| {
-        if result == SUCCESS {
-            release(state, place, stream, &block);
-        } else {
-            state.blocks.lock().entry((space, place)).or_insert(block);
+    let Some((state, block)) = removed.flatten() else { return result };
+    guarded(|| match (result, block) {
+        (SUCCESS, Some(block)) => release(state, place, stream, &block),
+        // It may be a block of a graph, and the last one that kept graph memory.
+        (SUCCESS, None) if stream.is_none() => {
+            graphs::correct_all(state);
+        }
+        (SUCCESS, None) => {}
+        (_, block) => {
+            let mut blocks = state.blocks.lock();
+            block.map(|block| blocks.entry((space, place)).or_insert(block));
         }
     });
     result
@@ -236,7 +243,7 @@ pub(crate) fn give(
 pub(crate) fn release(state: &State, place: u64, stream: Option<u64>, block: &Block) {
     let &Block { device, bytes, charged, ref pool, library, .. } = block;
     match pool {
-        Some(pool) => pools::note_freed(state, pool, bytes),
+        Some(pool) => pools::note_freed(state, pool, bytes, stream),
         None => {
             if let Some(account) = state.account(device) {
                 account.release(charged);

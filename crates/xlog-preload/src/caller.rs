@@ -2,12 +2,16 @@
 //!
 //! The CUDA runtime and Python's `ctypes` ask on behalf of others. Where a call comes from one of them, the stack is walked to the
 //! first frame outside. Return addresses are few, so names are kept by address; no lock is held while the dynamic linker is asked.
+//!
+//! A walk costs more than the rest of a call. Without a log, small requests from one return address count for the library that its last
+//! walk found, until their sum is [`WALK_STEP`]. Every record of a log has a walk of its own.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 
 use xlog_trace::{StackId, record_stack};
 
+use crate::hashing::PlaceMap;
 use crate::resolve::{file_name, object_of};
 use crate::state::State;
 
@@ -18,27 +22,55 @@ const OWN: &str = "libxlog_preload";
 const MAX_FRAMES: usize = 32;
 /// Frames of a logged stack.
 const MAX_FRAMES_OF_STACK: usize = 64;
+/// The bytes that requests from one return address may take between two walks.
+const WALK_STEP: u64 = 8 << 20;
 const UNKNOWN: &str = "(unknown)";
 /// Addresses that are kept; a program that generates code may have any number.
 const MAX_ADDRESSES: usize = 1 << 16;
 
-/// The names of objects by return address.
+/// The objects of return addresses.
 #[derive(Default)]
 pub(crate) struct Callers {
-    by_address: HashMap<usize, &'static str>,
+    by_address: PlaceMap<usize, Object>,
     names: HashSet<&'static str>,
 }
 
-/// The name of the library behind a call that returns to `caller`.
-pub(crate) fn library(state: &State, caller: usize) -> &'static str {
-    let direct = object_name(state, caller);
-    if !is_intermediate(direct) {
-        return direct;
+#[derive(Clone, Copy)]
+struct Object {
+    name: &'static str,
+    /// Whether it calls the driver for others.
+    is_intermediate: bool,
+    /// The library that the last walk found.
+    behind: Option<&'static str>,
+    /// The bytes of the requests since then.
+    since_walk: u64,
+}
+
+/// The name of the library behind a call that returns to `caller`. The call takes `bytes`, or an unknown number if they are 0.
+pub(crate) fn library(state: &State, caller: usize, bytes: u64) -> &'static str {
+    let direct = object(state, caller);
+    if !direct.is_intermediate {
+        return direct.name;
+    }
+    let since_walk = direct.since_walk.saturating_add(bytes);
+    let is_small = bytes > 0 && since_walk < WALK_STEP && !state.is_logged();
+    if let Some(behind) = direct.behind.filter(|_| is_small) {
+        note_behind(state, caller, behind, since_walk);
+        return behind;
     }
     let mut walk = Walk { state, frames: 0, found: None };
     // SAFETY: the callback has the type that the unwinder expects, and its argument lives until the call returns.
     unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
-    walk.found.unwrap_or(direct)
+    let found = walk.found.unwrap_or(direct.name);
+    note_behind(state, caller, found, 0);
+    found
+}
+
+fn note_behind(state: &State, caller: usize, behind: &'static str, since_walk: u64) {
+    if let Some(object) = state.callers.lock().by_address.get_mut(&caller) {
+        object.behind = Some(behind);
+        object.since_walk = since_walk;
+    }
 }
 
 /// Records the stack of this call, from the program's own frame on. The thread that writes the log resolves it.
@@ -64,7 +96,7 @@ extern "C" fn collect(context: *mut c_void, argument: *mut c_void) -> c_int {
         return STOP;
     }
     // Frames of this library come first.
-    if frames.depth > 0 || !object_name(frames.state, address).starts_with(OWN) {
+    if frames.depth > 0 || !object(frames.state, address).name.starts_with(OWN) {
         frames.addresses[frames.depth] = address;
         frames.depth += 1;
     }
@@ -97,21 +129,17 @@ extern "C" fn visit(context: *mut c_void, argument: *mut c_void) -> c_int {
     if walk.frames > MAX_FRAMES || address == 0 {
         return STOP;
     }
-    let name = object_name(walk.state, address);
-    if is_intermediate(name) {
+    let object = object(walk.state, address);
+    if object.is_intermediate {
         return CONTINUE;
     }
-    walk.found = Some(name);
+    walk.found = Some(object.name);
     STOP
 }
 
-fn is_intermediate(name: &str) -> bool {
-    INTERMEDIATE.iter().any(|prefix| name.starts_with(prefix))
-}
-
-fn object_name(state: &State, address: usize) -> &'static str {
+fn object(state: &State, address: usize) -> Object {
     if let Some(known) = state.callers.lock().by_address.get(&address) {
-        return known;
+        return *known;
     }
     let path = object_of(std::ptr::without_provenance(address));
     let name =
@@ -120,8 +148,10 @@ fn object_name(state: &State, address: usize) -> &'static str {
     let known = callers.names.get(name.as_ref()).copied();
     let name = known.unwrap_or_else(|| String::leak(name.into_owned()));
     callers.names.insert(name);
+    let is_intermediate = INTERMEDIATE.iter().any(|prefix| name.starts_with(prefix));
+    let object = Object { name, is_intermediate, behind: None, since_walk: 0 };
     if callers.by_address.len() < MAX_ADDRESSES {
-        callers.by_address.insert(address, name);
+        callers.by_address.insert(address, object);
     }
-    name
+    object
 }

@@ -1,23 +1,25 @@
 //! The ends of contexts: the driver frees their memory and arrays. Pools and physical memory outlive them.
 
-use std::collections::HashMap;
-
 use crate::blocks::{Block, Space, release};
 use crate::driver::{CuResult, SUCCESS};
+use crate::hashing::PlaceMap;
 use crate::messages::guarded;
+use crate::pools;
 use crate::state::{State, existing};
 
 /// The contexts that took memory, with the device whose primary context each is.
-pub(crate) type Contexts = HashMap<u64, Option<u32>>;
+pub(crate) type Contexts = PlaceMap<u64, Option<u32>>;
 
 /// The current context, noted at its first use; 0 if there is none.
-pub(crate) fn current(state: &State, device: u32) -> u64 {
+pub(crate) fn current(state: &State) -> u64 {
     let Some(context) = state.driver.current_context().filter(|context| *context != 0) else {
         return 0;
     };
     if !state.contexts.lock().contains_key(&context) {
-        let is_primary = state.driver.primary_context(device) == Some(context);
-        state.contexts.lock().insert(context, is_primary.then_some(device));
+        // Not the device of the request, which may be another one.
+        let device = state.driver.current_device();
+        let is_primary = |device: &u32| state.driver.primary_context(*device) == Some(context);
+        state.contexts.lock().insert(context, device.filter(is_primary));
     }
     context
 }
@@ -70,6 +72,7 @@ pub(crate) fn release_primary(
     if result == SUCCESS {
         guarded(|| {
             let (state, device) = (existing()?, u32::try_from(device).ok()?);
+            pools::forget_current(state);
             if state.driver.is_primary_active(device)? {
                 return None;
             }

@@ -18,7 +18,6 @@ const ON_DEVICE: i32 = 1;
 const RELAXED: i32 = 2;
 
 const RESERVED_BYTES: i32 = 5;
-const USED_BYTES: i32 = 7;
 
 /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
 const GRAPH_RESERVED_BYTES: i32 = 2;
@@ -171,12 +170,6 @@ impl Driver {
     pub(crate) fn pool_reserved(&self, pool: u64) -> Option<u64> {
         let (get, _relaxed) = (self.mem_pool_get_attribute, self.relaxed());
         read!(get, bytes, 0_u64, (pool, RESERVED_BYTES, &raw mut bytes))
-    }
-
-    /// The bytes of a pool that are allocated.
-    pub(crate) fn pool_used(&self, pool: u64) -> Option<u64> {
-        let (get, _relaxed) = (self.mem_pool_get_attribute, self.relaxed());
-        read!(get, bytes, 0_u64, (pool, USED_BYTES, &raw mut bytes))
     }
 
     /// The bytes that the driver has taken from a device for graphs.

@@ -13,7 +13,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::driver::{CuResult, NO_DEVICE};
 use crate::messages::{Inside, is_on};
-use crate::{arrays, blocks, contexts, graphs, handles, information, pools, proc_address, resolve};
+use crate::{
+    arrays, blocks, contexts, graphs, handles, information, pools, proc_address, resolve,
+    synchronization,
+};
 
 /// One intercepted driver call.
 pub(crate) struct Hook {
@@ -139,18 +142,22 @@ hooks! {
         "rdx" (out: *mut Handle, properties: *const i32) => pools::create;
     cuMemPoolDestroy c"cuMemPoolDestroy" of c"cuMemPoolDestroy" since 11020;
         "rsi" (pool: Handle) => pools::destroy;
+    cuDeviceSetMemPool c"cuDeviceSetMemPool" of c"cuDeviceSetMemPool" since 11020;
+        "rdx" (device: i32, pool: Handle) => pools::choose;
+    cuMemSetMemPool c"cuMemSetMemPool" of c"cuMemSetMemPool" since 13000;
+        "rcx" (location: *const i32, kind: i32, pool: Handle) => pools::choose_at;
     cuMemPoolTrimTo c"cuMemPoolTrimTo" of c"cuMemPoolTrimTo" since 11020;
         "rdx" (pool: Handle, keep: usize) => pools::trim;
     cuMemPoolSetAttribute c"cuMemPoolSetAttribute" of c"cuMemPoolSetAttribute" since 11020;
         "rcx" (pool: Handle, attribute: i32, value: *mut c_void) => pools::set_attribute;
     cuStreamSynchronize c"cuStreamSynchronize" of c"cuStreamSynchronize" since 2000;
-        "rsi" (stream: Handle) => pools::synchronize;
+        "rsi" (stream: Handle) => synchronization::stream;
     cuStreamSynchronize_ptsz c"cuStreamSynchronize_ptsz" of c"cuStreamSynchronize" since 7000, per_thread;
-        "rsi" (stream: Handle) => pools::synchronize;
+        "rsi" (stream: Handle) => synchronization::stream_per_thread;
     cuEventSynchronize c"cuEventSynchronize" of c"cuEventSynchronize" since 2000;
-        "rsi" (event: Handle) => pools::synchronize;
+        "rsi" (event: Handle) => synchronization::event;
     cuCtxSynchronize c"cuCtxSynchronize" of c"cuCtxSynchronize" since 2000;
-        "rdi" () => pools::synchronize_context;
+        "rdi" () => synchronization::context;
 
     cuGraphInstantiate c"cuGraphInstantiate" of c"cuGraphInstantiate" since 10000;
         "r9" (out: *mut Handle, graph: Handle, error_node: Address, log: Address, size: usize) => graphs::instantiate;
@@ -168,11 +175,11 @@ hooks! {
     cuGraphLaunch c"cuGraphLaunch" of c"cuGraphLaunch" since 10000;
         "rdx" (graph: Handle, stream: Handle) => graphs::start;
     cuGraphLaunch_ptsz c"cuGraphLaunch_ptsz" of c"cuGraphLaunch" since 10000, per_thread;
-        "rdx" (graph: Handle, stream: Handle) => graphs::start;
+        "rdx" (graph: Handle, stream: Handle) => graphs::start_per_thread;
     cuGraphUpload c"cuGraphUpload" of c"cuGraphUpload" since 11010;
         "rdx" (graph: Handle, stream: Handle) => graphs::start;
     cuGraphUpload_ptsz c"cuGraphUpload_ptsz" of c"cuGraphUpload" since 11010, per_thread;
-        "rdx" (graph: Handle, stream: Handle) => graphs::start;
+        "rdx" (graph: Handle, stream: Handle) => graphs::start_per_thread;
     cuGraphExecDestroy c"cuGraphExecDestroy" of c"cuGraphExecDestroy" since 10000;
         "rsi" (graph: Handle) => graphs::destroy;
     cuDeviceGraphMemTrim c"cuDeviceGraphMemTrim" of c"cuDeviceGraphMemTrim" since 11040;

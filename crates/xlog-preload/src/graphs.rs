@@ -5,7 +5,8 @@
 //! before the first launch and corrected to what the driver has reserved afterwards. Reuse inside a graph makes it less.
 //!
 //! When the last executable graph of a device is destroyed, its graph memory is trimmed: this process may make no further call while others need
-//! the memory. What still runs then is trimmed after the next synchronisation.
+//! the memory. What still runs then, and the blocks that graphs have left to the program, are trimmed after the synchronisation that
+//! covers them.
 //!
 //! Graphs without allocation nodes are not tracked. A trim may take memory from idle executable graphs. What it returned is charged again
 //! before their next launches, and corrected in the same way.
@@ -18,7 +19,9 @@ use xlog_base::Mutex;
 use crate::account::{Account, PressureDeadline, Refusal, rounded};
 use crate::blocks::{Freed, Request, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS};
+use crate::log::per_thread;
 use crate::messages::{Kind, guarded, say_once};
+use crate::outstanding::{Stream, stream_of};
 use crate::pools;
 use crate::state::{State, existing};
 
@@ -41,6 +44,8 @@ pub(crate) struct Graphs {
 #[derive(Clone, Copy, Default)]
 struct GraphMemory {
     charged: u64,
+    /// Of the charge, what launches have charged that are under way. The driver may not have reserved it yet.
+    pending: u64,
     /// Bytes that trims have returned, and that graphs may take again.
     trimmed: u64,
 }
@@ -55,6 +60,8 @@ struct Executable {
     is_charged: bool,
     /// Whether its memory is in the log and among what its library holds.
     is_noted: bool,
+    /// The stream of its last launch, which also waits for the earlier ones.
+    stream: Option<Stream>,
 }
 
 impl Graphs {
@@ -75,25 +82,42 @@ impl Graphs {
         removed
     }
 
-    /// Corrects the charge of a device to what the driver has reserved for graphs. An error leaves the charge as it was.
+    /// Corrects the charge of a device to what the driver has reserved for graphs, and may reserve for launches under way. An error
+    /// leaves the charge as it was.
     fn correct(&self, driver: &Driver, account: &Account, device: u32) -> Result<(), Refusal> {
+        self.end_launch(driver, account, device, 0)
+    }
+
+    /// Corrects the charge after a launch that had charged `pending`.
+    fn end_launch(
+        &self,
+        driver: &Driver,
+        account: &Account,
+        device: u32,
+        pending: u64,
+    ) -> Result<(), Refusal> {
         let mut devices = self.devices.lock();
         let Some(memory) = devices.get_mut(&device) else { return Ok(()) };
+        memory.pending = memory.pending.saturating_sub(pending);
         let reserved = rounded(driver.graph_reserved(device).unwrap_or(memory.charged));
+        let most = reserved.saturating_add(memory.pending);
         if reserved > memory.charged {
             account.try_charge(reserved - memory.charged)?;
-        } else {
-            account.release(memory.charged - reserved);
+            memory.charged = reserved;
+        } else if most < memory.charged {
+            account.release(memory.charged - most);
+            memory.charged = most;
         }
-        memory.charged = reserved;
         Ok(())
     }
 
-    /// Adds to the charge of a device.
+    /// Charges a launch, until [`end_launch`](Self::end_launch). Unlocked: the ledger may keep the request waiting.
     fn charge(&self, account: &Account, device: u32, bytes: u64) -> Result<(), Refusal> {
-        let mut devices = self.devices.lock();
         account.try_charge(bytes)?;
-        devices.entry(device).or_default().charged += bytes;
+        let mut devices = self.devices.lock();
+        let memory = devices.entry(device).or_default();
+        memory.charged = memory.charged.saturating_add(bytes);
+        memory.pending = memory.pending.saturating_add(bytes);
         Ok(())
     }
 
@@ -113,13 +137,14 @@ pub(crate) fn reclaim(state: &State, device: u32) {
     note_trimmed(state, device, before);
 }
 
-/// Corrects the charges of graphs on all devices, after a synchronisation.
-pub(crate) fn correct_stale(state: &State) {
+/// Corrects the charges of graphs on all devices. Returns whether the driver may still return memory.
+pub(crate) fn correct_all(state: &State) -> bool {
     let devices: Vec<u32> = state.graphs.devices.lock().keys().copied().collect();
     for device in devices {
         correct(state, device);
         trim_unused(state, device);
     }
+    state.graphs.devices.lock().values().any(|memory| memory.charged > 0)
 }
 
 /// Lets the driver return the graph memory of a device that has no executable graph any more.
@@ -182,7 +207,8 @@ fn note_instantiated(result: CuResult, out: *const u64, graph: u64, caller: usiz
         let state = request.state;
         let (device, bytes) = allocated_by(&state.driver, graph, DEPTH)?;
         let library = request.library();
-        let executable = Executable { device, bytes, library, is_charged: false, is_noted: false };
+        let (is_charged, is_noted, stream) = (false, false, None);
+        let executable = Executable { device, bytes, library, is_charged, is_noted, stream };
         state.graphs.insert(written(out), executable);
         Some(())
     });
@@ -190,13 +216,15 @@ fn note_instantiated(result: CuResult, out: *const u64, graph: u64, caller: usiz
 
 /// Charges a graph before it is launched or uploaded.
 fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResult) -> CuResult {
-    let tracked = existing().filter(|state| !state.graphs.is_empty()).and_then(|state| {
-        let executable = *state.graphs.executables.lock().get(&handle)?;
-        Some((state, executable))
+    let tracked = guarded(|| {
+        let state = existing().filter(|state| !state.graphs.is_empty())?;
+        let launched_on = stream_of(state, stream);
+        let mut executables = state.graphs.executables.lock();
+        let executable = executables.get_mut(&handle)?;
+        executable.stream = Some(launched_on);
+        (!executable.is_charged).then_some((state, *executable))
     });
-    let Some((state, executable)) = tracked.filter(|(_, executable)| !executable.is_charged) else {
-        return call();
-    };
+    let Some((state, executable)) = tracked.flatten() else { return call() };
     let device = executable.device;
     let begun = guarded(|| {
         let request = Request::begin(Some(device), executable.bytes, Some(stream), caller)?;
@@ -205,16 +233,18 @@ fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResu
         let memory = state.graphs.of_device(device);
         let bytes = executable.bytes.checked_next_multiple_of(GROWTH).unwrap_or(u64::MAX);
         let bytes = if executable.is_noted { bytes.min(memory.trimmed) } else { bytes };
-        Some((admit(&request, rounded(bytes)), request, memory.charged))
+        let bytes = rounded(bytes);
+        Some((admit(&request, bytes), request, bytes, memory.charged))
     });
-    let Some((admitted, request, before)) = begun.flatten() else { return call() };
+    let Some((admitted, request, pending, before)) = begun.flatten() else { return call() };
     if let Err(refusal) = &admitted {
         guarded(|| request.note_refused(refusal));
         return OUT_OF_MEMORY;
     }
     let result = call();
     guarded(|| {
-        if state.graphs.correct(&state.driver, request.account, device).is_err() {
+        let corrected = state.graphs.end_launch(&state.driver, request.account, device, pending);
+        if corrected.is_err() {
             say_once(Kind::Pool, "graphs of the driver hold more than was charged for them");
         }
         if result != SUCCESS {
@@ -225,7 +255,8 @@ fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResu
         }
         let mut executables = state.graphs.executables.lock();
         let Some(known) = executables.get_mut(&handle) else { return };
-        known.is_charged = true;
+        // A charge that was refused is tried again by the next launch.
+        known.is_charged = corrected.is_ok();
         let is_first = !std::mem::replace(&mut known.is_noted, true);
         drop(executables);
         if is_first {
@@ -294,6 +325,17 @@ pub(crate) fn start(
     launch(handle, stream, caller, || unsafe { real(handle, stream) })
 }
 
+/// `cuGraphLaunch` and `cuGraphUpload` for per-thread default streams.
+pub(crate) fn start_per_thread(
+    real: unsafe extern "C" fn(u64, u64) -> CuResult,
+    handle: u64,
+    stream: u64,
+    caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    launch(handle, per_thread(stream), caller, || unsafe { real(handle, stream) })
+}
+
 /// `cuGraphExecDestroy`. The driver keeps the memory for other graphs until it is trimmed; here if there is no other one.
 pub(crate) fn destroy(
     real: unsafe extern "C" fn(u64) -> CuResult,
@@ -312,7 +354,9 @@ pub(crate) fn destroy(
             if result != SUCCESS {
                 return state.graphs.insert(handle, executable);
             }
-            let Executable { device, bytes, library, is_noted, .. } = executable;
+            let Executable { device, bytes, library, is_noted, stream, .. } = executable;
+            // Before the trim, which does not return what still runs.
+            state.outstanding.note(stream);
             if is_noted {
                 let place = handle;
                 Freed { device, place, generation: None, bytes, stream: None, library }.note(state);

@@ -2,6 +2,9 @@
 //!
 //! A handle value may be reused by the driver while the memory behind its first meaning is still mapped, so allocations have numbers
 //! of their own. Memory that was imported from another process has no entry here: its exporter is charged.
+//!
+//! A handle or mapping leaves its table before the driver's call, after which the driver may give the value again. It counts until the
+//! call has succeeded.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -48,36 +51,26 @@ struct Mapping {
 }
 
 impl Handles {
-    /// Adds an allocation. Also returns the one whose handle the driver gave again, without the references by that handle.
-    fn insert(&mut self, allocation: Allocation) -> (Id, Option<Id>) {
+    /// Adds an allocation. Also returns what its handle meant before the driver gave it again.
+    fn insert(&mut self, allocation: Allocation) -> (Id, Option<Named>) {
         self.last += 1;
         let named = Named { id: self.last, references: 1 };
         let replaced = self.by_handle.insert(allocation.handle, named);
-        if let Some(Named { id, references }) = replaced
-            && let Some(old) = self.allocations.get_mut(&id)
-        {
-            old.references = old.references.saturating_sub(references);
-        }
         self.allocations.insert(self.last, allocation);
-        (self.last, replaced.map(|named| named.id))
+        (self.last, replaced)
     }
 
-    fn remove_reference(&mut self, handle: u64) -> Option<Id> {
+    fn remove_name(&mut self, handle: u64) -> Option<Id> {
         let named = self.by_handle.get_mut(&handle)?;
         let id = named.id;
         named.references -= 1;
         if named.references == 0 {
             self.by_handle.remove(&handle);
         }
-        if let Some(allocation) = self.allocations.get_mut(&id) {
-            allocation.references = allocation.references.saturating_sub(1);
-        }
         Some(id)
     }
 
-    fn add_reference(&mut self, handle: u64, id: Id) {
-        let Some(allocation) = self.allocations.get_mut(&id) else { return };
-        allocation.references += 1;
+    fn add_name(&mut self, handle: u64, id: Id) {
         let named = self.by_handle.entry(handle).or_insert(Named { id, references: 0 });
         if named.id == id {
             named.references += 1;
@@ -91,18 +84,10 @@ impl Handles {
         }
     }
 
-    fn remove_mapping(&mut self, address: u64) -> Option<Mapping> {
-        let mapping = self.mappings.remove(&address)?;
-        if let Some(allocation) = self.allocations.get_mut(&mapping.id) {
-            allocation.mappings = allocation.mappings.saturating_sub(1);
-        }
-        Some(mapping)
-    }
-
     fn remove_mappings(&mut self, address: u64, bytes: u64) -> Vec<(u64, Mapping)> {
         let range = address..address.saturating_add(bytes);
         let addresses: Vec<u64> = self.mappings.range(range).map(|(at, _)| *at).collect();
-        addresses.into_iter().filter_map(|at| Some((at, self.remove_mapping(at)?))).collect()
+        addresses.into_iter().filter_map(|at| Some((at, self.mappings.remove(&at)?))).collect()
     }
 
     /// The allocation that is mapped at an address.
@@ -111,9 +96,11 @@ impl Handles {
         (address - start < mapping.bytes).then_some(mapping.id)
     }
 
-    /// Removes an allocation that has neither a handle nor a mapping.
-    fn take_if_dead(&mut self, id: Id) -> Option<Allocation> {
-        let allocation = self.allocations.get(&id)?;
+    /// Counts references and mappings that have ended, and removes an allocation that has neither.
+    fn end(&mut self, id: Id, references: u64, mappings: u64) -> Option<Allocation> {
+        let allocation = self.allocations.get_mut(&id)?;
+        allocation.references = allocation.references.saturating_sub(references);
+        allocation.mappings = allocation.mappings.saturating_sub(mappings);
         if allocation.references > 0 || allocation.mappings > 0 {
             return None;
         }
@@ -121,9 +108,9 @@ impl Handles {
     }
 }
 
-/// Releases the bytes of an allocation whose last handle or mapping has gone.
-fn release_if_dead(state: &State, id: Id) {
-    let dead = state.handles.lock().take_if_dead(id);
+/// Ends references and mappings of an allocation, and releases its bytes with the last.
+fn end(state: &State, id: Id, references: u64, mappings: u64) {
+    let dead = state.handles.lock().end(id, references, mappings);
     let Some(Allocation { device, bytes, handle, library, .. }) = dead else { return };
     if let Some(account) = state.account(device) {
         account.release(rounded(bytes));
@@ -164,8 +151,8 @@ pub(crate) fn create(
             references: 1,
             mappings: 0,
         });
-        if let Some(replaced) = replaced {
-            release_if_dead(request.state, replaced);
+        if let Some(Named { id, references }) = replaced {
+            end(request.state, id, references, 0);
         }
         request.note_taken(handle, Some(id));
     });
@@ -180,15 +167,15 @@ pub(crate) fn release(
 ) -> CuResult {
     let removed = guarded(|| {
         let state = existing()?;
-        let id = state.handles.lock().remove_reference(handle)?;
+        let id = state.handles.lock().remove_name(handle)?;
         Some((state, id))
     });
     // SAFETY: the argument is the caller's own.
     let result = unsafe { real(handle) };
     if let Some((state, id)) = removed.flatten() {
         guarded(|| match result {
-            SUCCESS => release_if_dead(state, id),
-            _ => state.handles.lock().add_reference(handle, id),
+            SUCCESS => end(state, id, 1, 0),
+            _ => state.handles.lock().add_name(handle, id),
         });
     }
     result
@@ -217,8 +204,8 @@ pub(crate) fn map(
     let result = unsafe { real(address, bytes, offset, handle, flags) };
     if let (Some((state, id)), true) = (added.flatten(), result != SUCCESS) {
         guarded(|| {
-            state.handles.lock().remove_mapping(address);
-            release_if_dead(state, id);
+            state.handles.lock().mappings.remove(&address);
+            end(state, id, 0, 1);
         });
     }
     result
@@ -239,12 +226,10 @@ pub(crate) fn unmap(
     let result = unsafe { real(address, bytes) };
     if let Some((state, mappings)) = removed.flatten() {
         guarded(|| {
-            for (address, mapping) in mappings {
-                match result {
-                    SUCCESS => release_if_dead(state, mapping.id),
-                    _ => state.handles.lock().add_mapping(address, mapping),
-                }
+            if result != SUCCESS {
+                return state.handles.lock().mappings.extend(mappings);
             }
+            mappings.into_iter().for_each(|(_, mapping)| end(state, mapping.id, 0, 1));
         });
     }
     result
@@ -263,7 +248,8 @@ pub(crate) fn retain(
         guarded(|| {
             let mut handles = existing()?.handles.lock();
             let id = handles.mapped_at(address)?;
-            handles.add_reference(written(out), id);
+            handles.allocations.get_mut(&id)?.references += 1;
+            handles.add_name(written(out), id);
             Some(())
         });
     }

@@ -125,7 +125,8 @@ pub(crate) fn per_thread(stream: u64) -> u64 {
     if stream == 0 { PER_THREAD } else { stream }
 }
 
-fn thread() -> u64 {
+/// The number of this thread.
+pub(crate) fn thread() -> u64 {
     let id = || {
         // SAFETY: the call takes no arguments and cannot fail.
         let id = unsafe { libc::gettid() };

@@ -3,11 +3,14 @@
 //! A pool grows by more than a request and keeps freed memory, so its reserved bytes are charged, not its blocks. A request that the
 //! pool's free memory does not cover is first charged with the rest, in steps of the pool's growth, and corrected to what the pool has
 //! reserved afterwards. Before any refusal on a device all its pools return what they do not use. Frees take effect later in stream
-//! order, also the one of a block by which a pool grew beyond the limit: the charge is corrected by the next request and by the next
-//! synchronisation.
+//! order, also the one of a block by which a pool grew beyond the limit: the charge is corrected by the next request and by
+//! synchronisations until one covers the free. See `outstanding`.
 //!
 //! A pool's own lock is held over its requests and its destruction, so that a correction sees no half-done request and never uses a
 //! destroyed handle. At most one pool is locked by a thread, and no other lock is taken inside except the ones of the account.
+//!
+//! A request that the charge covers asks for the reserved bytes only after the call. It does ask: a pool may grow although its free
+//! memory covers the request, because of fragmentation or of frees that are pending on other streams.
 //!
 //! A request on a stream that is being captured takes no memory: it becomes a node of a graph, and is passed on. See `graphs`.
 
@@ -20,8 +23,10 @@ use crate::account::{Account, PressureDeadline, Refusal, rounded};
 use crate::blocks::{Request, Space, give, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS, device_of};
 use crate::graphs;
+use crate::hashing::PlaceMap;
 use crate::log::per_thread;
 use crate::messages::{Kind, guarded, say_once};
+use crate::outstanding::{MISSED, stream_of};
 use crate::state::{State, existing, state};
 
 /// The steps in which the driver's pools take memory: usually, and at least.
@@ -62,19 +67,27 @@ impl Pool {
         account: &Account,
         books: &mut Books,
     ) -> Result<(), Refusal> {
+        let reserved = self.lower(driver, account, books);
+        if reserved > books.charged {
+            account.try_charge(reserved - books.charged)?;
+            books.charged = reserved;
+        }
+        Ok(())
+    }
+
+    /// Lowers the charge to what the pool has reserved, which it returns. Does not wait for the ledger.
+    fn lower(&self, driver: &Driver, account: &Account, books: &mut Books) -> u64 {
         let reserved = if self.is_destroyed() {
             self.live.load(Ordering::SeqCst)
         } else {
             driver.pool_reserved(self.handle).unwrap_or(books.charged)
         };
         let reserved = rounded(reserved);
-        if reserved > books.charged {
-            account.try_charge(reserved - books.charged)?;
-        } else {
+        if reserved < books.charged {
             account.release(books.charged - reserved);
+            books.charged = reserved;
         }
-        books.charged = reserved;
-        Ok(())
+        reserved
     }
 
     /// Lets the pool return what it does not use, and corrects its charge.
@@ -85,6 +98,13 @@ impl Pool {
         self.correct(driver, account, books)
     }
 
+    /// The bytes of a request that the charge does not cover beside live blocks. Not by the driver's count of used bytes: that does not
+    /// fall when `cuMemFree` frees a block.
+    fn missing(&self, books: &Books, bytes: u64) -> u64 {
+        let live = self.live.load(Ordering::SeqCst);
+        bytes.saturating_sub(books.charged.saturating_sub(live))
+    }
+
     /// Charges what the pool's free memory does not cover of a request.
     fn admit(
         &self,
@@ -93,9 +113,11 @@ impl Pool {
         books: &mut Books,
         bytes: u64,
     ) -> Result<(), Refusal> {
+        if self.missing(books, bytes) == 0 {
+            return Ok(());
+        }
         self.correct(driver, account, books)?;
-        let used = driver.pool_used(self.handle).unwrap_or(books.charged);
-        let missing = bytes.saturating_sub(books.charged.saturating_sub(used));
+        let missing = self.missing(books, bytes);
         if missing == 0 {
             return Ok(());
         }
@@ -114,10 +136,21 @@ impl Pool {
     }
 }
 
+/// The pools of a process.
+#[derive(Default)]
+pub(crate) struct Pools {
+    /// All that were seen, by handle. They may be destroyed.
+    by_handle: PlaceMap<u64, Arc<Pool>>,
+    /// The pools that `cuMemAllocAsync` takes from, by device, until the program may have chosen others.
+    current: PlaceMap<u32, Arc<Pool>>,
+    /// How often it may have.
+    changes: u64,
+}
+
 /// Lets all pools and the graphs of a device return what they do not use, before a request is refused. Waits for requests that are under way.
 pub(crate) fn reclaim(state: &State, device: u32) {
     let Some(account) = state.account(device) else { return };
-    let pools: Vec<Arc<Pool>> = state.pools.lock().values().cloned().collect();
+    let pools = all(state);
     for pool in pools.iter().filter(|pool| pool.device == Some(device)) {
         // A refusal to raise the charge leaves it to the next request.
         let _ = pool.shrink(&state.driver, account, &mut pool.books.lock());
@@ -125,16 +158,47 @@ pub(crate) fn reclaim(state: &State, device: u32) {
     graphs::reclaim(state, device);
 }
 
-/// The pool with a handle, which may be destroyed; one that was not seen before is on `device`.
-fn pool_of(state: &State, handle: u64, device: Option<u32>) -> Arc<Pool> {
-    let mut pools = state.pools.lock();
-    Arc::clone(pools.entry(handle).or_insert_with(|| Arc::new(Pool::new(handle, device))))
+fn all(state: &State) -> Vec<Arc<Pool>> {
+    state.pools.lock().by_handle.values().cloned().collect()
 }
 
-fn known(handle: u64) -> Option<(&'static State, Arc<Pool>)> {
-    let state = existing()?;
-    let pool = state.pools.lock().get(&handle).cloned();
-    Some((state, pool?))
+fn known(state: &State, handle: u64) -> Option<Arc<Pool>> {
+    state.pools.lock().by_handle.get(&handle).cloned()
+}
+
+/// The pool with a handle, which may be destroyed. One that was not seen before is on the current device.
+fn named(state: &State, handle: u64) -> Option<Arc<Pool>> {
+    known(state, handle).or_else(|| Some(noted(state, handle, state.driver.current_device()?)))
+}
+
+fn noted(state: &State, handle: u64, device: u32) -> Arc<Pool> {
+    let mut pools = state.pools.lock();
+    let pool = || Arc::new(Pool::new(handle, Some(device)));
+    Arc::clone(pools.by_handle.entry(handle).or_insert_with(pool))
+}
+
+/// The pool of the current device. It is kept if the program has not chosen another one while the driver was asked.
+fn current(state: &State) -> Option<Arc<Pool>> {
+    let device = state.driver.current_device()?;
+    let pools = state.pools.lock();
+    let (kept, changes) = (pools.current.get(&device).cloned(), pools.changes);
+    drop(pools);
+    if kept.is_some() {
+        return kept;
+    }
+    let pool = noted(state, state.driver.current_pool(device)?, device);
+    let mut pools = state.pools.lock();
+    if pools.changes == changes {
+        pools.current.insert(device, Arc::clone(&pool));
+    }
+    Some(pool)
+}
+
+/// Forgets the current pools of all devices. Called after every call that may change one.
+pub(crate) fn forget_current(state: &State) {
+    let mut pools = state.pools.lock();
+    pools.current.clear();
+    pools.changes += 1;
 }
 
 /// What becomes of a request to a pool.
@@ -182,25 +246,18 @@ fn take(
     caller: usize,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let begun = guarded(|| {
-        let request = Request::begin(None, bytes, Some(stream), caller)?;
-        (!request.state.driver.is_capturing(stream)).then_some(request)
-    });
-    let Some(mut request) = begun.flatten() else { return call() };
-    let current_device = request.device;
     let mut destroyed = None;
     loop {
-        let found = guarded(|| {
-            let handle = pool.or_else(|| request.state.driver.current_pool(current_device));
+        let begun = guarded(|| {
+            let state = state().filter(|state| !state.driver.is_capturing(stream))?;
+            let pool = pool.map_or_else(|| current(state), |handle| named(state, handle))?;
             // A destroyed pool that is still named is the driver's to refuse.
-            let handle = handle.filter(|handle| destroyed != Some(*handle))?;
-            let pool = pool_of(request.state, handle, Some(current_device));
+            let pool = Some(pool).filter(|pool| destroyed != Some(pool.handle))?;
             // A pool may be on another device than the current one.
-            request.device = pool.device?;
-            request.account = request.state.account(request.device)?;
-            Some(pool)
+            let device = Some(pool.device?);
+            Some((Request::begin(device, bytes, Some(stream), caller)?, pool))
         });
-        let Some(pool) = found.flatten() else { return call() };
+        let Some((request, pool)) = begun.flatten() else { return call() };
         match guarded(|| admit(&request, &pool)) {
             Some(Admission::Admitted(books)) => {
                 return take_admitted(&request, &pool, books, out, call);
@@ -210,7 +267,10 @@ fn take(
                 return OUT_OF_MEMORY;
             }
             // Another thread has made another pool the current one.
-            Some(Admission::Destroyed) => destroyed = Some(pool.handle),
+            Some(Admission::Destroyed) => {
+                forget_current(request.state);
+                destroyed = Some(pool.handle);
+            }
             None => return call(),
         }
     }
@@ -246,7 +306,8 @@ fn take_admitted(
                 clear(out);
                 pool.live.fetch_sub(request.bytes, Ordering::SeqCst);
             }
-            request.state.has_stale_pools.store(true, Ordering::Release);
+            let stream = stream_of(request.state, request.stream.unwrap_or_default());
+            request.state.outstanding.note([stream]);
             if refusal.is_busy() || pool.shrink(driver, account, &mut pool.books.lock()).is_err() {
                 let text = "a pool of the driver holds more than was charged for it, until the stream of a refused request is done";
                 say_once(Kind::Pool, text);
@@ -272,46 +333,50 @@ fn clear(out: *mut u64) {
     }
 }
 
-/// Notes that a block of a pool was freed in stream order.
-pub(crate) fn note_freed(state: &State, pool: &Pool, bytes: u64) {
+/// Notes that a block of a pool was freed: in the order of a stream, or at once.
+pub(crate) fn note_freed(state: &State, pool: &Pool, bytes: u64, stream: Option<u64>) {
     pool.live.fetch_sub(bytes, Ordering::SeqCst);
-    if !pool.is_destroyed() {
-        state.has_stale_pools.store(true, Ordering::Release);
-        return;
-    }
-    // No synchronisation is needed, and no request holds the lock any more.
-    if let Some(account) = pool.device.and_then(|device| state.account(device)) {
-        let _ = pool.correct(&state.driver, account, &mut pool.books.lock());
-    }
-}
-
-/// Corrects the charges of all pools, if one may have returned memory. A pool in use corrects itself.
-fn correct_stale(result: CuResult) {
-    let Some(state) = existing() else { return };
-    if result != SUCCESS
-        || !state.has_stale_pools.load(Ordering::Acquire)
-        || !state.has_stale_pools.swap(false, Ordering::AcqRel)
-    {
-        return;
-    }
-    guarded(|| {
-        let pools: Vec<Arc<Pool>> = state.pools.lock().values().cloned().collect();
-        for pool in pools {
-            correct_now(state, &pool);
+    if pool.is_destroyed() {
+        // No synchronisation is needed, and no request holds the lock any more.
+        lower(state, pool, &mut pool.books.lock());
+    } else if stream.is_none() {
+        match pool.books.try_lock() {
+            Some(mut books) => lower(state, pool, &mut books),
+            None => state.outstanding.note([MISSED]),
         }
-        graphs::correct_stale(state);
-    });
+    }
 }
 
-fn correct_now(state: &State, pool: &Pool) {
-    let account = pool.device.and_then(|device| state.account(device));
-    if let (Some(account), Some(mut books)) = (account, pool.books.try_lock())
-        && let Err(refusal) = pool.correct(&state.driver, account, &mut books)
-        && !refusal.is_busy()
-    {
-        // A refusal to raise the charge makes the pool smaller, and leaves the rest to the next request.
-        let _ = pool.shrink(&state.driver, account, &mut books);
+fn lower(state: &State, pool: &Pool, books: &mut Books) {
+    if let Some(account) = pool.device.and_then(|device| state.account(device)) {
+        pool.lower(&state.driver, account, books);
     }
+}
+
+/// Corrects the charge of a pool. One in use corrects itself, but may have asked the driver before. Returns the bytes that it may still
+/// return.
+fn correct_now(state: &State, pool: &Pool) -> u64 {
+    let Some(account) = pool.device.and_then(|device| state.account(device)) else { return 0 };
+    let Some(mut books) = pool.books.try_lock() else {
+        state.outstanding.note([MISSED]);
+        return u64::MAX;
+    };
+    let mut corrected = pool.correct(&state.driver, account, &mut books);
+    if corrected.as_ref().is_err_and(|refusal| !refusal.is_busy()) {
+        // A refusal to raise the charge makes the pool smaller, and leaves the rest to the next request.
+        corrected = pool.shrink(&state.driver, account, &mut books);
+    }
+    let rest = books.charged.saturating_sub(pool.live.load(Ordering::SeqCst));
+    corrected.map_or(u64::MAX, |()| rest)
+}
+
+/// Corrects the charges of all pools. Returns whether the driver may still return memory.
+pub(crate) fn correct_all(state: &State) -> bool {
+    let mut is_left = false;
+    for pool in all(state) {
+        is_left |= correct_now(state, &pool) >= SMALLEST_GROWTH;
+    }
+    is_left
 }
 
 type Allocate = unsafe extern "C" fn(*mut u64, usize, u64) -> CuResult;
@@ -371,17 +436,31 @@ pub(crate) fn allocate_from_per_thread(
     take(Some(pool), out, bytes as u64, per_thread(stream), caller, call)
 }
 
+/// Frees in the order of a stream. The block may be one of a graph.
+fn free_on(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    let noted = guarded(|| {
+        let state = existing()?;
+        let stream = stream_of(state, stream);
+        state.outstanding.note([stream]);
+        Some((state, stream))
+    });
+    let result = give(Space::Address, address, Some(stream), call);
+    if let (SUCCESS, Some((state, stream))) = (result, noted.flatten()) {
+        guarded(|| state.outstanding.note([stream]));
+    }
+    result
+}
+
 /// `cuMemFreeAsync`.
 pub(crate) fn free(real: Free, address: u64, stream: u64, _caller: usize) -> CuResult {
     // SAFETY: the arguments are the caller's own.
-    give(Space::Address, address, Some(stream), || unsafe { real(address, stream) })
+    free_on(address, stream, || unsafe { real(address, stream) })
 }
 
 /// `cuMemFreeAsync` for per-thread default streams.
 pub(crate) fn free_per_thread(real: Free, address: u64, stream: u64, _caller: usize) -> CuResult {
     // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(address, stream) };
-    give(Space::Address, address, Some(per_thread(stream)), call)
+    free_on(address, per_thread(stream), || unsafe { real(address, stream) })
 }
 
 /// `cuMemPoolCreate`.
@@ -397,10 +476,11 @@ pub(crate) fn create(
         guarded(|| {
             let (state, handle) = (state()?, written(out));
             let pool = Arc::new(Pool::new(handle, device_of(properties)));
-            let earlier = state.pools.lock().insert(handle, pool)?;
+            let earlier = state.pools.lock().by_handle.insert(handle, pool)?;
             // The program may have destroyed it in a way that is not intercepted.
+            forget_current(state);
             earlier.is_destroyed.store(true, Ordering::SeqCst);
-            correct_now(state, &earlier);
+            lower(state, &earlier, &mut earlier.books.lock());
             Some(())
         });
     }
@@ -415,18 +495,49 @@ pub(crate) fn destroy(
 ) -> CuResult {
     // SAFETY: the argument is the caller's own.
     let call = || unsafe { real(handle) };
-    let Some((state, pool)) = guarded(|| known(handle)).flatten() else { return call() };
+    let found = guarded(|| {
+        let state = existing()?;
+        Some((state, known(state, handle)?))
+    });
+    let Some((state, pool)) = found.flatten() else { return call() };
     // Locked over the call: another thread may have the pool in hand. It stays in the table until the driver gives the handle again,
     // because a thread may still find the handle that it has read before.
-    let books = pool.books.lock();
+    let mut books = pool.books.lock();
     let result = call();
     if result == SUCCESS {
         pool.is_destroyed.store(true, Ordering::SeqCst);
+        guarded(|| lower(state, &pool, &mut books));
+        drop(books);
+        // The driver makes the default pool the current one.
+        guarded(|| forget_current(state));
     }
-    drop(books);
-    if result == SUCCESS {
-        guarded(|| correct_now(state, &pool));
-    }
+    result
+}
+
+/// `cuDeviceSetMemPool`.
+pub(crate) fn choose(
+    real: unsafe extern "C" fn(i32, u64) -> CuResult,
+    device: i32,
+    handle: u64,
+    _caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(device, handle) };
+    guarded(|| existing().map(forget_current));
+    result
+}
+
+/// `cuMemSetMemPool`.
+pub(crate) fn choose_at(
+    real: unsafe extern "C" fn(*const i32, i32, u64) -> CuResult,
+    location: *const i32,
+    kind: i32,
+    handle: u64,
+    _caller: usize,
+) -> CuResult {
+    // SAFETY: the arguments are the caller's own.
+    let result = unsafe { real(location, kind, handle) };
+    guarded(|| existing().map(forget_current));
     result
 }
 
@@ -458,28 +569,8 @@ pub(crate) fn set_attribute(
 }
 
 fn correct_known(handle: u64) {
-    guarded(|| known(handle).map(|(state, pool)| correct_now(state, &pool)));
-}
-
-/// `cuStreamSynchronize` and `cuEventSynchronize`.
-pub(crate) fn synchronize(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    let result = unsafe { real(handle) };
-    correct_stale(result);
-    result
-}
-
-/// `cuCtxSynchronize`.
-pub(crate) fn synchronize_context(
-    real: unsafe extern "C" fn() -> CuResult,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the call takes no arguments.
-    let result = unsafe { real() };
-    correct_stale(result);
-    result
+    guarded(|| {
+        let state = existing()?;
+        known(state, handle).map(|pool| correct_now(state, &pool))
+    });
 }

@@ -3,14 +3,13 @@
 //! It is created by the first intercepted call in a current context, and is never dropped: other threads and exit handlers may use it
 //! to the end. A forked child forgets its parent's state and creates one of its own, with a slot and a log of its own.
 
-use std::collections::HashMap;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use xlog_base::Mutex;
 use xlog_trace::{StackId, resolve_stacks};
@@ -24,7 +23,8 @@ use crate::graphs::Graphs;
 use crate::handles::Handles;
 use crate::log::Log;
 use crate::messages::{Kind, say_once};
-use crate::pools::Pool;
+use crate::outstanding::Outstanding;
+use crate::pools::Pools;
 use crate::settings::Settings;
 
 /// Devices that are counted; more are passed on.
@@ -40,9 +40,8 @@ pub(crate) struct State {
     accounts: Box<[OnceLock<Account>]>,
     pub(crate) blocks: Mutex<Blocks>,
     pub(crate) handles: Mutex<Handles>,
-    pub(crate) pools: Mutex<HashMap<u64, Arc<Pool>>>,
-    /// Whether a pool may have returned memory since it was last asked.
-    pub(crate) has_stale_pools: AtomicBool,
+    pub(crate) pools: Mutex<Pools>,
+    pub(crate) outstanding: Outstanding,
     pub(crate) graphs: Graphs,
     pub(crate) contexts: Mutex<Contexts>,
     pub(crate) callers: Mutex<Callers>,
@@ -99,7 +98,7 @@ impl State {
             blocks: Mutex::default(),
             handles: Mutex::default(),
             pools: Mutex::default(),
-            has_stale_pools: AtomicBool::new(false),
+            outstanding: Outstanding::default(),
             graphs: Graphs::default(),
             contexts: Mutex::default(),
             callers: Mutex::default(),
@@ -152,6 +151,11 @@ impl State {
     pub(crate) fn account(&self, device: u32) -> Option<&Account> {
         let account = self.accounts.get(device as usize)?;
         Some(account.get_or_init(|| Account::open(&self.driver, &self.settings, device)))
+    }
+
+    /// Whether the settings ask for a log.
+    pub(crate) fn is_logged(&self) -> bool {
+        self.settings.log.is_some()
     }
 
     /// The log, created at the first use.

@@ -215,6 +215,75 @@ fn a_pool_is_charged_with_what_it_reserves() {
 }
 
 #[test]
+fn a_request_is_charged_to_the_pool_that_the_program_chose_last() {
+    for choose in ["use-pool", "use-pool-at"] {
+        let scratch = Scratch::new();
+        let mut program = initialized("dlsym", &scratch, &[]);
+        let pool = program.get("pool 0");
+        program.get(&format!("async {MIB} 0"));
+        program.get(&format!("{choose} {pool}"));
+        program.get(&format!("async {MIB} 0"));
+        assert_eq!((scratch.used(), program.driver_bytes()), (64 * MIB, 64 * MIB), "{choose}");
+        // Its successor is the device's own, which has room.
+        program.get(&format!("destroy-pool {pool}"));
+        program.get(&format!("async {} 0", 2 * MIB));
+        assert_eq!(scratch.used(), 33 * MIB, "{choose}");
+    }
+}
+
+#[test]
+fn growth_of_a_pool_whose_free_memory_seems_enough_is_charged_or_refused() {
+    // The driver frees on stream 55 when it is synchronised, and grows by 32 MiB before.
+    for (beside, is_refused) in [(20 * MIB, false), (60 * MIB, true)] {
+        let scratch = Scratch::new();
+        let mut program = initialized("dlsym", &scratch, &[LIMIT]);
+        program.get(&format!("alloc {beside}"));
+        let block = program.get(&format!("async {} 0", 20 * MIB));
+        program.get(&format!("free-async {block} 55"));
+        let (status, block) = program.call(&format!("async {} 0", 20 * MIB));
+        assert_eq!((status == OUT_OF_MEMORY, block == 0), (is_refused, is_refused));
+        assert!(scratch.used() <= 100 * MIB);
+        if !is_refused {
+            assert_eq!(scratch.used(), program.driver_bytes());
+            program.get(&format!("free-async {block} 0"));
+        }
+        program.get("sync 55");
+        assert_eq!((scratch.used(), program.driver_bytes()), (beside, beside));
+    }
+}
+
+/// The calls that the library makes by itself in a pair of calls that take and free memory, once both have been made before.
+fn queries_of_a_pair(program: &mut Program, take: &str, free: &str, stream: &str) -> u32 {
+    let mut queries = [0_u32; 2];
+    for count in &mut queries {
+        let before: u32 = program.ask("queries").parse().unwrap();
+        let block = program.get(take);
+        program.get(&format!("{free} {block} {stream}"));
+        *count = program.ask("queries").parse::<u32>().unwrap() - before;
+    }
+    queries[1]
+}
+
+#[test]
+fn calls_that_need_no_further_memory_from_the_device_make_few_calls_of_the_driver() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let pool = program.get("pool 0");
+    let from = format!("from 65536 {pool} 77");
+    // To allocate: the device, whether the stream is captured, and the reserved bytes between two changes of the capture mode. To free: the
+    // context.
+    for (take, free, stream, most) in [
+        ("async 65536 77", "free-async", "77", 6),
+        ("async 65536 0", "free-async", "0", 5),
+        (&from, "free-async", "77", 5),
+        ("alloc 65536", "free", "", 2),
+    ] {
+        let queries = queries_of_a_pair(&mut program, take, free, stream);
+        assert!(queries <= most, "{take}: {queries}");
+    }
+}
+
+#[test]
 fn a_pool_gives_up_what_it_keeps_before_a_request_is_refused() {
     let scratch = Scratch::new();
     let mut program = initialized("dlsym", &scratch, &[LIMIT]);
@@ -251,6 +320,66 @@ fn a_destroyed_pool_is_charged_until_its_last_block_is_freed() {
     assert_eq!(scratch.used(), 32 * MIB);
     program.get(&format!("trim {successor} 0"));
     assert_eq!(scratch.used(), 32 * MIB, "a block is alive");
+}
+
+#[test]
+fn a_free_on_a_busy_stream_is_corrected_by_the_synchronisation_that_covers_it() {
+    for synchronization in ["sync 55", "sync-event 55", "sync-context"] {
+        let scratch = Scratch::new();
+        let mut program = initialized("dlsym", &scratch, &[]);
+        let block = program.get(&format!("async {} 0", 40 * MIB));
+        program.get(&format!("free-async {block} 55"));
+        for other in ["sync 0", "sync-event 7", "sync 0"] {
+            program.get(other);
+            assert_eq!((scratch.used(), program.driver_bytes()), (64 * MIB, 64 * MIB), "{other}");
+        }
+        program.get(synchronization);
+        assert_eq!((scratch.used(), program.driver_bytes()), (0, 0), "{synchronization}");
+    }
+}
+
+#[test]
+fn synchronisations_ask_no_pool_once_all_frees_are_covered() {
+    for (way, stream, synchronization) in
+        [("dlsym", 77, "sync 77"), ("per-thread", 0, "sync 0"), ("dlsym", 77, "sync-context")]
+    {
+        let scratch = Scratch::new();
+        let mut program = initialized(way, &scratch, &[]);
+        // It keeps what is freed.
+        let pool = program.get("pool 0");
+        let block = program.get(&format!("from {} {pool} {stream}", 40 * MIB));
+        program.get(&format!("free-async {block} {stream}"));
+        let mut asks = program.ask("asks");
+        for _ in 0..2 {
+            program.get("sync 7");
+            let before = std::mem::replace(&mut asks, program.ask("asks"));
+            assert_ne!(before, asks, "{way}: the free may be outstanding");
+        }
+        program.get(synchronization);
+        asks = program.ask("asks");
+        for again in ["sync 7", synchronization, "sync-event 7"] {
+            program.get(again);
+            assert_eq!(program.ask("asks"), asks, "{way}: {again}");
+        }
+    }
+    // A pool that has nothing left to return ends it as well.
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let block = program.get(&format!("async {MIB} 77"));
+    program.get(&format!("free-async {block} 77"));
+    program.get("sync-event 77");
+    let asks = program.ask("asks");
+    program.get("sync-event 77");
+    assert_eq!((scratch.used(), program.ask("asks")), (0, asks));
+}
+
+#[test]
+fn a_block_of_a_pool_that_is_not_freed_in_stream_order_is_corrected_at_once() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let block = program.get(&format!("async {MIB} 0"));
+    program.get(&format!("free {block}"));
+    assert_eq!((scratch.used(), program.driver_bytes()), (0, 0));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // A driver without a device: it counts, and answers as libcuda does. Device 0 has 1 GiB.
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -15,8 +16,10 @@ enum { OK = 0, INVALID = 1, OOM = 2, NOT_INIT = 3, NO_CONTEXT = 201, NOT_FOUND =
 #define MAX 4096
 // The stream that is being captured.
 #define CAPTURING 99
-// The stream whose frees take effect when it is synchronised.
+// The stream whose frees take effect, and whose graphs end, when it is synchronised.
 #define BUSY 55
+// The owner of blocks that graphs have left to the program. Lower ones are pools, higher ones contexts.
+#define LEFT 8
 
 static int initialized, primary_refs, calls;
 static H current;
@@ -53,7 +56,7 @@ static H address(size_t bytes) {
 size_t fakeUsed(void) { return used; }
 
 // Calls that wait inside the driver. One that is not let go ends the program.
-typedef struct { char call[64]; int is_set; H argument; sem_t arrived, go; } Hold;
+typedef struct { char call[64]; int is_set, fails; H argument; sem_t arrived, go; } Hold;
 static Hold holds[4];
 static pthread_mutex_t holds_lock = PTHREAD_MUTEX_INITIALIZER;
 static void wait_for(sem_t *semaphore) {
@@ -66,7 +69,7 @@ static Hold *hold_of(const char *call) {
     for (int i = 0; i < 4; i++) if (!strcmp(holds[i].call, call)) return &holds[i];
     return NULL;
 }
-void fakeHold(const char *call) {
+void fakeHold(const char *call, int fails) {
     pthread_mutex_lock(&holds_lock);
     Hold *hold = hold_of(call);
     if (!hold) {
@@ -76,17 +79,20 @@ void fakeHold(const char *call) {
         sem_init(&hold->go, 0, 0);
     }
     hold->is_set = 1;
+    hold->fails = fails;
     pthread_mutex_unlock(&holds_lock);
 }
 H fakeArrived(const char *call) { wait_for(&hold_of(call)->arrived); return hold_of(call)->argument; }
 void fakeGo(const char *call) { sem_post(&hold_of(call)->go); }
-static void pass(const char *call, H argument) {
+// Whether the call fails.
+static int pass(const char *call, H argument) {
     pthread_mutex_lock(&holds_lock);
     Hold *hold = hold_of(call);
     int is_held = hold && hold->is_set;
     if (is_held) { hold->is_set = 0; hold->argument = argument; }
     pthread_mutex_unlock(&holds_lock);
     if (is_held) { sem_post(&hold->arrived); wait_for(&hold->go); }
+    return is_held && hold->fails;
 }
 // Frees memory in a way that is not intercepted; the driver gives the same address or handle next.
 void fakeReuse(H key) {
@@ -101,25 +107,30 @@ static __thread int capture_mode;
 void fakeCapture(int open) { is_open = open; }
 int fakeBroken(void) { return is_broken; }
 static void forbidden(void) { if (is_open && capture_mode != 2) is_broken = 1; }
+// Calls that take no memory and give none back: what the library asks, beside the calls of the program.
+static atomic_int queries;
+int fakeQueries(void) { return queries; }
 R cuThreadExchangeStreamCaptureMode(int *mode) {
+    queries++;
     int before = capture_mode;
     capture_mode = *mode;
     *mode = before;
     return OK;
 }
 int fakeCalls(void) { return calls; }
-static int trims;
+static int trims, asks;
 int fakeTrims(void) { return trims; }
+int fakeAsks(void) { return asks; }
 
 R cuInit(unsigned flags) { initialized = 1; return OK; }
 R cuDeviceGetCount(int *n) { *n = 1; return initialized ? OK : NOT_INIT; }
 R cuDeviceGetName(char *name, int length, int device) { strncpy(name, "Fake H0", length); return OK; }
 R cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = TOTAL; return initialized ? OK : NOT_INIT; }
-R cuDeviceGetUuid_v2(unsigned char *uuid, int device) { memset(uuid, 0xab, 16); return initialized ? OK : NOT_INIT; }
-R cuCtxGetCurrent(H *context) { *context = current; return initialized ? OK : NOT_INIT; }
-R cuCtxGetDevice(int *device) { *device = 0; return !initialized ? NOT_INIT : current ? OK : NO_CONTEXT; }
-R cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { *flags = 0; *active = primary_refs > 0; return OK; }
-R cuDevicePrimaryCtxRetain(H *context, int device) { primary_refs++; *context = 0xc0de; return OK; }
+R cuDeviceGetUuid_v2(unsigned char *uuid, int device) { memset(uuid, 0xab + device, 16); return initialized ? OK : NOT_INIT; }
+R cuCtxGetCurrent(H *context) { queries++; *context = current; return initialized ? OK : NOT_INIT; }
+R cuCtxGetDevice(int *device) { queries++; *device = 0; return !initialized ? NOT_INIT : current ? OK : NO_CONTEXT; }
+R cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { queries++; *flags = 0; *active = device == 0 && primary_refs > 0; return OK; }
+R cuDevicePrimaryCtxRetain(H *context, int device) { queries++; primary_refs++; *context = 0xc0de; return OK; }
 R cuCtxSetCurrent(H context) { current = context; return OK; }
 R cuCtxCreate_v2(H *context, unsigned flags, int device) { current = *context = next_context++; return OK; }
 static void end(H context) {
@@ -146,10 +157,11 @@ R cuMemAllocPitch_v2(H *out, size_t *pitch, size_t width, size_t height, unsigne
     return allocate(out, *pitch * height);
 }
 R cuMemFreeAsync(H at, H stream);
+R cuMemPoolTrimTo(H pool, size_t keep);
 R cuMemFree_v2(H at) {
     Item *block = at ? find(blocks, at) : NULL;
     if (!block) return INVALID;
-    if (block->owner < 8) return cuMemFreeAsync(at, -1);
+    if (block->owner <= LEFT) { R r = cuMemFreeAsync(at, -1); return r ? r : cuMemPoolTrimTo(1, 0); }
     used -= block->bytes;
     block->key = 0;
     return OK;
@@ -158,8 +170,9 @@ R cuMemGetInfo_v2(size_t *free, size_t *total) { *free = TOTAL - used; *total = 
 
 // Pools: 1 is the device's own. They grow by chunks and keep what is freed.
 static H current_pool = 1;
-R cuDeviceGetMemPool(H *pool, int device) { *pool = current_pool; pass(__func__, *pool); return OK; }
+R cuDeviceGetMemPool(H *pool, int device) { queries++; *pool = current_pool; pass(__func__, *pool); return OK; }
 R cuDeviceSetMemPool(int device, H pool) { current_pool = pool; return OK; }
+R cuMemSetMemPool(const int *location, int type, H pool) { current_pool = pool; return OK; }
 R cuMemPoolCreate(H *pool, const int *properties) {
     for (H i = 2; i < 8; i++) if (!pools[i].key) { pools[i] = (Item){i, 0, 0, 1, 0}; pool_used[i] = 0; *pool = i; return OK; }
     return OOM;
@@ -173,15 +186,19 @@ R cuMemPoolDestroy(H pool) {
     return OK;
 }
 R cuMemPoolGetAttribute(H pool, int attribute, H *value) {
+    queries++;
     forbidden();
     pass(__func__, pool);
     if (pool > 1 && !pools[pool].key) abort();
-    *value = attribute == 5 ? pools[pool].bytes : attribute == 7 ? pool_used[pool] : 0;
+    asks++;
+    *value = attribute == 5 ? pools[pool].bytes : 0;
+    pass("answered", pool);
     return OK;
 }
 R cuMemPoolSetAttribute(H pool, int attribute, void *value) { return OK; }
 R cuMemPoolTrimTo(H pool, size_t keep) {
     forbidden();
+    queries++;
     trims++;
     while (pools[pool].bytes >= CHUNK + keep && pools[pool].bytes - CHUNK >= pool_used[pool]) {
         pools[pool].bytes -= CHUNK;
@@ -207,26 +224,37 @@ R cuMemAllocFromPoolAsync(H *out, size_t bytes, H pool, H stream) {
 R cuMemAllocFromPoolAsync_ptsz(H *out, size_t bytes, H pool, H stream) { return cuMemAllocFromPoolAsync(out, bytes, pool, stream); }
 R cuMemAllocAsync(H *out, size_t bytes, H stream) { return cuMemAllocFromPoolAsync(out, bytes, current_pool, stream); }
 R cuMemAllocAsync_ptsz(H *out, size_t bytes, H stream) { return cuMemAllocFromPoolAsync(out, bytes, current_pool, stream); }
-// The stream of the last free; -1 if it waited for the whole device, as cuMemFree does.
+// The stream of the last free; -1 if it was cuMemFree.
 static H freed_on, pending;
+static size_t running;
 H fakeFreedOn(void) { return freed_on; }
 R cuMemFreeAsync(H at, H stream) {
     pass(__func__, at);
     freed_on = stream;
     if (stream == BUSY) { pending = at; return OK; }
     Item *block = at ? find(blocks, at) : NULL;
-    if (!block || block->owner >= 8) return INVALID;
-    pool_used[block->owner] -= block->bytes;
+    if (!block || block->owner > LEFT) return INVALID;
+    if (block->owner < LEFT) pool_used[block->owner] -= block->bytes;
     block->key = 0;
+    pass("freed", at);
     return OK;
 }
 R cuMemFreeAsync_ptsz(H at, H stream) { return cuMemFreeAsync(at, stream); }
-R cuStreamIsCapturing(H stream, int *status) { *status = stream == CAPTURING; return OK; }
+R cuStreamIsCapturing(H stream, int *status) { queries++; *status = stream == CAPTURING; return OK; }
 // Synchronisation returns what the device's own pool does not use.
-R cuStreamSynchronize(H stream) { if (pending) cuMemFreeAsync(pending, 0); pending = 0; return cuMemPoolTrimTo(1, 0); }
-R cuStreamSynchronize_ptsz(H stream) { return cuMemPoolTrimTo(1, 0); }
-R cuEventSynchronize(H event) { return cuMemPoolTrimTo(1, 0); }
-R cuCtxSynchronize(void) { return cuMemPoolTrimTo(1, 0); }
+static R done(H stream) {
+    if (stream == BUSY) {
+        running = 0;
+        if (pending) cuMemFreeAsync(pending, 0);
+        pending = 0;
+    }
+    return cuMemPoolTrimTo(1, 0);
+}
+R cuStreamSynchronize(H stream) { return pass(__func__, stream) ? INVALID : done(stream); }
+R cuStreamSynchronize_ptsz(H stream) { return done(stream); }
+// An event has the number of its stream.
+R cuEventSynchronize(H event) { return done(event); }
+R cuCtxSynchronize(void) { return done(BUSY); }
 R cuCtxSynchronize_v2(H context) { return OK; }
 
 // Physical memory.
@@ -240,7 +268,7 @@ static void end_handle(Item *handle) {
 }
 R cuMemRelease(H handle) {
     Item *item = handle ? find(handles, handle) : NULL;
-    if (!item || item->refs == 0) return INVALID;
+    if (!item || item->refs == 0 || pass(__func__, handle)) return INVALID;
     item->refs--;
     end_handle(item);
     return OK;
@@ -254,6 +282,7 @@ R cuMemMap(H at, size_t bytes, size_t offset, H handle, H flags) {
 }
 R cuMemUnmap(H at, size_t bytes) {
     int found = 0;
+    if (pass(__func__, at)) return INVALID;
     for (int i = 0; i < MAX; i++)
         if (maps[i].key && maps[i].key >= at && maps[i].key < at + bytes) {
             Item *item = find(handles, maps[i].owner);
@@ -283,7 +312,24 @@ R cuMipmappedArrayDestroy(H array) { return cuMemFree_v2(array); }
 // Graphs of one allocation node, a kernel node, and a child graph. Memory is taken at the first launch or upload, and kept for other
 // graphs when the executable ends.
 static Item graphs[MAX], executables[MAX];
-static size_t graph_reserved;
+static size_t graph_reserved, graph_step = 2 << 20;
+void fakeGraphStep(size_t step) { graph_step = step; }
+static size_t in_steps(size_t bytes) { return (bytes + graph_step - 1) / graph_step * graph_step; }
+static size_t graphs_in_use(void) {
+    size_t bytes = running;
+    for (int i = 0; i < MAX; i++) {
+        if (executables[i].key && executables[i].maps) bytes += in_steps(executables[i].bytes);
+        if (blocks[i].key && blocks[i].owner == LEFT) bytes += in_steps(blocks[i].bytes);
+    }
+    return bytes;
+}
+// The block that a launched graph leaves to the program when it is destroyed.
+R fakeLeave(H *out, H executable) {
+    Item *item = find(executables, executable);
+    put(blocks, *out = address(item->bytes), item->bytes, LEFT);
+    item->maps = 0;
+    return OK;
+}
 typedef struct { int pool[22]; H access; size_t accesses, bytes; H address; } AllocationNode;
 static R instantiate(H *out, H graph) {
     Item *item = find(graphs, graph);
@@ -319,12 +365,13 @@ R cuGraphInstantiateWithParams_ptsz(H *out, H graph, void *parameters) { return 
 R cuGraphLaunch(H executable, H stream) {
     Item *item = executable ? find(executables, executable) : NULL;
     if (!item) return INVALID;
-    size_t needed = item->maps || !item->bytes ? 0 : (item->bytes + 0x1fffff) & ~(size_t)0x1fffff, in_use = 0;
-    for (int i = 0; i < MAX; i++) if (executables[i].key && executables[i].maps) in_use += (executables[i].bytes + 0x1fffff) & ~(size_t)0x1fffff;
+    pass(__func__, executable);
+    size_t needed = item->maps || !item->bytes ? 0 : in_steps(item->bytes), in_use = graphs_in_use();
     size_t grown = in_use + needed > graph_reserved ? in_use + needed - graph_reserved : 0;
     if (grown) { R r = take(grown); if (r != OK) return r; }
     graph_reserved += grown;
     item->maps = 1;
+    item->owner = stream;
     return OK;
 }
 R cuGraphLaunch_ptsz(H executable, H stream) { return cuGraphLaunch(executable, stream); }
@@ -334,20 +381,21 @@ R cuGraphExecDestroy(H executable) {
     Item *item = executable ? find(executables, executable) : NULL;
     if (!item) return INVALID;
     item->key = 0;
+    if (item->owner == BUSY && item->maps) running += in_steps(item->bytes);
     return OK;
 }
 static int trims_idle;
 void fakeTrimsIdle(int yes) { trims_idle = yes; }
 R cuDeviceGraphMemTrim(int device) {
+    queries++;
     forbidden();
-    size_t in_use = 0;
     if (trims_idle) for (int i = 0; i < MAX; i++) executables[i].maps = 0;
-    for (int i = 0; i < MAX; i++) if (executables[i].key && executables[i].maps) in_use += (executables[i].bytes + 0x1fffff) & ~(size_t)0x1fffff;
+    size_t in_use = graphs_in_use();
     used -= graph_reserved - in_use;
     graph_reserved = in_use;
     return OK;
 }
-R cuDeviceGetGraphMemAttribute(int device, int attribute, H *value) { forbidden(); *value = attribute == 2 ? graph_reserved : 0; return OK; }
+R cuDeviceGetGraphMemAttribute(int device, int attribute, H *value) { forbidden(); queries++; *value = attribute == 2 ? graph_reserved : 0; return OK; }
 
 R cuGetProcAddress(const char *name, void **out, int version, H flags);
 R cuGetProcAddress_v2(const char *name, void **out, int version, H flags, int *status);
@@ -376,9 +424,9 @@ static const struct { const char *base; int since, per_thread; void *function; }
     {"cuGraphUpload", 11010, 0, (void *)cuGraphUpload}, {"cuGraphUpload", 11010, 1, (void *)cuGraphUpload_ptsz},
     F(cuGraphExecDestroy), F(cuDeviceGraphMemTrim),
     F(cuInit), F(cuDeviceGetCount), F(cuCtxSetCurrent), F(cuDevicePrimaryCtxRetain), F(cuMemAllocManaged), F(cuMemPoolCreate),
-    F(cuMemPoolDestroy), F(cuMemPoolTrimTo), F(cuMemPoolSetAttribute), F(cuEventSynchronize), F(cuMemCreate), F(cuMemRelease),
+    F(cuMemPoolDestroy), F(cuDeviceSetMemPool), F(cuMemPoolTrimTo), F(cuMemPoolSetAttribute), F(cuEventSynchronize), F(cuMemCreate), F(cuMemRelease),
     F(cuMemMap), F(cuMemUnmap), F(cuMemRetainAllocationHandle), F(cuArrayDestroy), F(cuMipmappedArrayCreate),
-    F(cuMipmappedArrayDestroy),
+    F(cuMipmappedArrayDestroy), {"cuMemSetMemPool", 13000, 0, (void *)cuMemSetMemPool},
 };
 R cuGetProcAddress_v2(const char *name, void **out, int version, H flags, int *status) {
     void *plain = NULL, *per_thread = NULL;

@@ -158,3 +158,65 @@ fn graph_memory_that_the_driver_refuses_leaves_no_charge() {
     assert_eq!(scratch.used(), 0);
     program.get(&format!("alloc {LEDGER_LIMIT}"));
 }
+
+/// Neither the destruction nor the synchronisation of another stream can return it.
+#[test]
+fn the_memory_of_a_graph_that_is_destroyed_while_it_runs_goes_back_when_it_is_done() {
+    for way in ["dlsym", "per-thread"] {
+        for synchronization in ["sync 55", "sync-event 55", "sync-context"] {
+            let scratch = Scratch::new();
+            let mut program = initialized(way, &scratch, &[]);
+            let graph = program.get(&format!("graph {}", 50 * MIB));
+            let executable = program.get(&format!("instantiate {graph}"));
+            for stream in [0, 55] {
+                program.get(&format!("launch {executable} {stream}"));
+            }
+            program.get(&format!("destroy-executable {executable}"));
+            for other in ["sync 0", "sync-event 7", "sync 0"] {
+                program.get(other);
+                assert_eq!((scratch.used(), program.driver_bytes()), (50 * MIB, 50 * MIB), "{way}");
+            }
+            program.get(synchronization);
+            assert_eq!((scratch.used(), program.driver_bytes()), (0, 0), "{synchronization}");
+        }
+    }
+}
+
+#[test]
+fn a_block_that_an_ended_graph_has_left_to_the_program_goes_back_when_it_is_freed() {
+    for is_ordered in [true, false] {
+        let scratch = Scratch::new();
+        let mut program = initialized("proc2", &scratch, &[]);
+        let graph = program.get(&format!("graph {}", 50 * MIB));
+        let executable = program.get(&format!("instantiate {graph}"));
+        program.get(&format!("launch {executable} 0"));
+        let block = program.get(&format!("leave {executable}"));
+        program.get(&format!("destroy-executable {executable}"));
+        program.get("sync-context");
+        assert_eq!(scratch.used(), 50 * MIB, "the program has it");
+        if is_ordered {
+            program.get(&format!("free-async {block} 77"));
+            program.get("sync 77");
+        } else {
+            program.get(&format!("free {block}"));
+        }
+        assert_eq!((scratch.used(), program.driver_bytes()), (0, 0), "{is_ordered}");
+    }
+}
+
+#[test]
+fn a_graph_that_took_more_than_was_charged_is_charged_by_its_next_launch() {
+    let scratch = Scratch::new();
+    let mut program = initialized("proc2", &scratch, &[LIMIT]);
+    let block = program.get(&format!("alloc {}", 80 * MIB));
+    program.get(&format!("graph-step {}", 32 * MIB));
+    let graph = program.get(&format!("graph {}", 10 * MIB));
+    let executable = program.get(&format!("instantiate {graph}"));
+    program.get(&format!("launch {executable} 0"));
+    assert_eq!((scratch.used(), program.driver_bytes()), (90 * MIB, 112 * MIB));
+    program.get(&format!("free {block}"));
+    program.get(&format!("launch {executable} 0"));
+    assert_eq!((scratch.used(), program.driver_bytes()), (32 * MIB, 32 * MIB));
+    let (status, errors) = program.end();
+    assert!(status.success() && errors.contains("more than was charged"), "{errors}");
+}

@@ -97,6 +97,17 @@ fn pitched_managed_and_array_memory_is_counted_and_given_back() {
 }
 
 #[test]
+fn the_end_of_a_primary_context_is_noticed_if_its_first_request_was_for_another_device() {
+    let scratch = Scratch::new();
+    let mut program = initialized("proc2", &scratch, &[]);
+    program.get(&format!("create {} 0 1", 8 * MIB));
+    program.get(&format!("alloc {MIB}"));
+    assert_eq!(scratch.used(), 9 * MIB);
+    program.get("reset");
+    assert_eq!((scratch.used(), program.driver_bytes()), (8 * MIB, 8 * MIB));
+}
+
+#[test]
 fn the_end_of_a_context_gives_its_memory_back_and_no_other() {
     let scratch = Scratch::new();
     let mut program = initialized("proc2", &scratch, &[]);

@@ -1,5 +1,5 @@
 LINK(cuInit) LINK(cuDevicePrimaryCtxRetain) LINK(cuCtxSetCurrent) LINK(cuMemAlloc_v2) LINK(cuMemAllocManaged) LINK(cuMemAllocPitch_v2)
-LINK(cuMemFree_v2) LINK(cuMemAllocAsync) LINK(cuMemAllocFromPoolAsync) LINK(cuMemFreeAsync) LINK(cuStreamSynchronize)
+LINK(cuMemFree_v2) LINK(cuMemAllocAsync) LINK(cuMemAllocFromPoolAsync) LINK(cuMemFreeAsync) LINK(cuStreamSynchronize) LINK(cuEventSynchronize) LINK(cuCtxSynchronize)
 LINK(cuMemPoolCreate) LINK(cuMemPoolDestroy) LINK(cuMemPoolTrimTo) LINK(cuMemCreate) LINK(cuMemRelease) LINK(cuMemMap) LINK(cuMemUnmap)
 LINK(cuMemRetainAllocationHandle) LINK(cuArrayCreate_v2) LINK(cuArray3DCreate_v2) LINK(cuMipmappedArrayCreate) LINK(cuArrayDestroy)
 LINK(cuMipmappedArrayDestroy) LINK(cuCtxCreate_v2) LINK(cuCtxDestroy_v2) LINK(cuDevicePrimaryCtxReset_v2) LINK(cuMemGetInfo_v2)

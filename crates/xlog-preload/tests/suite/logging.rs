@@ -18,6 +18,19 @@ fn records(path: &std::path::Path) -> Vec<(Record, String)> {
 }
 
 #[test]
+fn every_record_names_the_library_behind_the_runtime() {
+    let scratch = Scratch::new();
+    let log = scratch.0.join("run.xtrace");
+    let mut program = initialized("dlsym", &scratch, &[("XLOG_EXEC_LOG", log.to_str().unwrap())]);
+    for request in ["forward 1024", "ask 1024", "ask 1024", "forward 1024"] {
+        program.get(request);
+    }
+    assert!(program.end().0.success());
+    let tags: Vec<_> = records(&log).into_iter().map(|(_, tag)| tag).collect();
+    assert_eq!(tags, ["loaded", "libother.so", "libother.so", "loaded"]);
+}
+
+#[test]
 fn the_log_names_the_object_that_asked_the_stream_and_the_size() {
     for (way, object) in [("linked", "linked"), ("per-thread", "loaded")] {
         let scratch = Scratch::new();

@@ -54,6 +54,9 @@ fn built() -> &'static Path {
         let shared = ["-shared", "-fPIC", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,-Bsymbolic"];
         compile(&shared, "fake_cuda.c", "libcuda.so.1");
         let driver = folder.join("libcuda.so.1");
+        for name in ["libcudart.so.12", "libother.so"] {
+            compile(&["-shared", "-fPIC"], "forward.c", name);
+        }
         compile(&["-ldl", "-pthread"], "program.c", "loaded");
         let quiet = ["-DLINKED", "-fno-builtin", driver.to_str().unwrap(), "-ldl", "-pthread"];
         compile(&quiet, "program.c", "linked");
@@ -91,10 +94,12 @@ impl Scratch {
         Some(LedgerView::open(file.path).unwrap().snapshot().unwrap())
     }
 
-    /// The bytes that living processes use.
+    /// The bytes that living processes use, on all devices.
     fn used(&self) -> u64 {
-        let Some(snapshot) = self.snapshot() else { return 0 };
-        snapshot.slots.iter().filter(|slot| slot.alive).map(|slot| slot.used).sum()
+        let files = list(&self.ledgers()).unwrap_or_default();
+        let snapshots = files.iter().map(|file| LedgerView::open(&file.path)?.snapshot());
+        let slots = snapshots.flat_map(|snapshot| snapshot.unwrap().slots);
+        slots.filter(|slot| slot.alive).map(|slot| slot.used).sum()
     }
 }
 

@@ -65,6 +65,53 @@ fn a_process_shows_its_command_and_its_libraries_until_its_end() {
     assert!(scratch.snapshot().unwrap().slots.is_empty());
 }
 
+#[test]
+fn the_bytes_of_a_library_are_shown_to_a_mebibyte_or_a_part_of_them() {
+    let scratch = Scratch::new();
+    let mut program = initialized("linked", &scratch, &[]);
+    let shown = || {
+        let slots = scratch.snapshot().unwrap().slots;
+        slots[0].tags.as_ref().unwrap().tags.iter().map(|tag| tag.bytes).sum::<u64>()
+    };
+    let first = program.get("alloc 1024");
+    assert_eq!(shown(), 1024);
+    program.get(&format!("alloc {}", MIB - 1));
+    assert_eq!(shown(), 1024);
+    program.get(&format!("free {first}"));
+    let large = program.get(&format!("alloc {}", 127 * MIB + 1));
+    assert_eq!(shown(), 128 * MIB);
+    let small = program.get(&format!("alloc {}", 2 * MIB - 1));
+    assert_eq!(shown(), 128 * MIB);
+    program.get("alloc 1");
+    assert_eq!(shown(), 130 * MIB);
+    program.get(&format!("free {large}"));
+    assert!(shown().abs_diff(3 * MIB) < MIB);
+    program.get(&format!("free {small}"));
+    assert!(shown().abs_diff(MIB) < MIB);
+}
+
+#[test]
+fn requests_by_the_runtime_go_to_the_library_behind_it_the_small_ones_by_the_last_walk() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let shown = |of: &str| {
+        let slots = scratch.snapshot().unwrap().slots;
+        let tags = &slots[0].tags.as_ref().unwrap().tags;
+        tags.iter().find(|tag| tag.tag == of).map_or(0, |tag| tag.bytes)
+    };
+    program.get("forward 1024");
+    assert_eq!((shown("loaded"), shown("libother.so")), (1024, 0));
+    program.get(&format!("ask {}", 8 * MIB));
+    assert_eq!((shown("loaded"), shown("libother.so")), (1024, 8 * MIB));
+    // The fourth makes the sum 8 MiB.
+    for _ in 0..4 {
+        program.get(&format!("forward {}", 2 * MIB));
+    }
+    assert_eq!((shown("loaded"), shown("libother.so")), (1024 + 2 * MIB, 14 * MIB));
+    program.get(&format!("ask {}", 8 * MIB));
+    assert_eq!((shown("loaded"), shown("libother.so")), (1024 + 2 * MIB, 22 * MIB));
+}
+
 fn kill(process: u32) {
     let status = std::process::Command::new("kill").args(["-9", &process.to_string()]).status();
     assert!(status.unwrap().success());

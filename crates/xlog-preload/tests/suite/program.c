@@ -77,7 +77,7 @@ static void *perform_other(void *at) {
     return NULL;
 }
 // Calls of the fake driver that wait inside it.
-static H fake(const char *symbol, const char *call) { return ((H (*)(const char *))dlsym(library, symbol))(call); }
+static H fake(const char *symbol, const char *call, int fails) { return ((H (*)(const char *, int))dlsym(library, symbol))(call, fails); }
 
 static void perform(const char *text, FILE *answer) {
     char word[64], name[64];
@@ -85,7 +85,7 @@ static void perform(const char *text, FILE *answer) {
     sscanf(text, "%63s %li %li %li", word, (long *)&a, (long *)&b, (long *)&c);
 #define IS(x) (!strcmp(word, x))
 #define SAY(result) do { int r = (result); fprintf(answer, "%d 0x%lx\n", r, (unsigned long)out); } while (0)
-    int on_device[8] = {1, 0, 1, 0}, on_host[8] = {1, 0, 2, 0};
+    int on_device[8] = {1, 0, 1, c}, on_host[8] = {1, 0, 2, 0};
     struct { size_t width, height; unsigned format, channels; } flat = {a, b, 1, 1};
     struct { size_t width, height, depth; unsigned format, channels, flags; } cubic = {a, b, 1, 1, 1, c};
     if (IS("init")) {
@@ -94,15 +94,24 @@ static void perform(const char *text, FILE *answer) {
         SAY(get("cuCtxSetCurrent")(out, 0, 0, 0, 0));
     }
     else if (IS("alloc")) SAY(get("cuMemAlloc_v2")((H)&out, a, 0, 0, 0));
+    // By the CUDA runtime, for this program and for a library.
+    else if (IS("forward")) SAY(((int (*)(Fn, H, H))dlsym(dlopen("libcudart.so.12", RTLD_NOW), "forward"))(get("cuMemAlloc_v2"), (H)&out, a));
+    else if (IS("ask")) {
+        void *forward = dlsym(dlopen("libcudart.so.12", RTLD_NOW), "forward");
+        SAY(((int (*)(void *, Fn, H, H))dlsym(dlopen("libother.so", RTLD_NOW), "ask"))(forward, get("cuMemAlloc_v2"), (H)&out, a));
+    }
     else if (IS("managed")) SAY(get("cuMemAllocManaged")((H)&out, a, 1, 0, 0));
     else if (IS("pitch")) SAY(get("cuMemAllocPitch_v2")((H)&out, (H)&second, a, b, 4));
     else if (IS("free")) SAY(get("cuMemFree_v2")(a, 0, 0, 0, 0));
     else if (IS("async")) SAY(get("cuMemAllocAsync")((H)&out, a, b, 0, 0));
     else if (IS("from")) SAY(get("cuMemAllocFromPoolAsync")((H)&out, a, b, c, 0));
     else if (IS("free-async")) SAY(get("cuMemFreeAsync")(a, b, 0, 0, 0));
-    else if (IS("sync")) SAY(get("cuStreamSynchronize")(0, 0, 0, 0, 0));
+    else if (IS("sync")) SAY(get("cuStreamSynchronize")(a, 0, 0, 0, 0));
+    else if (IS("sync-event")) SAY(get("cuEventSynchronize")(a, 0, 0, 0, 0));
+    else if (IS("sync-context")) SAY(get("cuCtxSynchronize")(0, 0, 0, 0, 0));
     else if (IS("pool")) SAY(get("cuMemPoolCreate")((H)&out, (H)(a ? on_host : on_device), 0, 0, 0));
     else if (IS("use-pool")) SAY(get("cuDeviceSetMemPool")(0, a, 0, 0, 0));
+    else if (IS("use-pool-at")) SAY(get("cuMemSetMemPool")((H)&on_device[2], 1, a, 0, 0));
     else if (IS("destroy-pool")) SAY(get("cuMemPoolDestroy")(a, 0, 0, 0, 0));
     else if (IS("trim")) SAY(get("cuMemPoolTrimTo")(a, b, 0, 0, 0));
     else if (IS("create")) SAY(get("cuMemCreate")((H)&out, a, (H)(b ? on_host : on_device), 0, 0));
@@ -136,6 +145,10 @@ static void perform(const char *text, FILE *answer) {
     else if (IS("total")) { int r = get("cuDeviceTotalMem_v2")((H)&out, 0, 0, 0, 0); fprintf(answer, "%d %lu\n", r, (unsigned long)out); }
     else if (IS("used")) fprintf(answer, "%lu\n", (unsigned long)((size_t (*)(void))dlsym(library, "fakeUsed"))());
     else if (IS("calls")) fprintf(answer, "%d\n", ((int (*)(void))dlsym(library, "fakeCalls"))());
+    else if (IS("queries")) fprintf(answer, "%d\n", ((int (*)(void))dlsym(library, "fakeQueries"))());
+    else if (IS("asks")) fprintf(answer, "%d\n", ((int (*)(void))dlsym(library, "fakeAsks"))());
+    else if (IS("graph-step")) { ((void (*)(size_t))dlsym(library, "fakeGraphStep"))(a); SAY(0); }
+    else if (IS("leave")) SAY(((int (*)(H *, H))dlsym(library, "fakeLeave"))(&out, a));
     else if (IS("trims")) fprintf(answer, "%d\n", ((int (*)(void))dlsym(library, "fakeTrims"))());
     else if (IS("freed-on")) { out = ((H (*)(void))dlsym(library, "fakeFreedOn"))(); SAY(0); }
     // Where lookups lead to.
@@ -172,10 +185,11 @@ static void perform(const char *text, FILE *answer) {
         library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
         SAY(library == NULL);
     }
-    // The next call of the function waits inside the driver, until "go"; "arrived" waits for it and answers its pool or address.
-    else if (IS("hold")) { sscanf(text, "%*s %63s", name); fake("fakeHold", name); SAY(0); }
-    else if (IS("arrived")) { sscanf(text, "%*s %63s", name); out = fake("fakeArrived", name); SAY(0); }
-    else if (IS("go")) { sscanf(text, "%*s %63s", name); fake("fakeGo", name); SAY(0); }
+    // The next call of the function waits inside the driver, until "go"; "arrived" waits for it and answers its pool or address. With
+    // "fail" instead of "hold" the call fails then.
+    else if (IS("hold") || IS("fail")) { sscanf(text, "%*s %63s", name); fake("fakeHold", name, IS("fail")); SAY(0); }
+    else if (IS("arrived")) { sscanf(text, "%*s %63s", name); out = fake("fakeArrived", name, 0); SAY(0); }
+    else if (IS("go")) { sscanf(text, "%*s %63s", name); fake("fakeGo", name, 0); SAY(0); }
     // Begins a command on another thread; "join" waits for it and gives its answer.
     else if (IS("begin")) {
         strcpy(others[started].text, text + sizeof "begin");

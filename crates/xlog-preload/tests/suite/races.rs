@@ -12,6 +12,10 @@ const ASK: &str = "cuMemPoolGetAttribute";
 const CURRENT: &str = "cuDeviceGetMemPool";
 const FREE: &str = "cuMemFreeAsync";
 const DESTROY: &str = "cuMemPoolDestroy";
+const SYNCHRONIZE: &str = "cuStreamSynchronize";
+const LAUNCH: &str = "cuGraphLaunch";
+const RELEASE: &str = "cuMemRelease";
+const UNMAP: &str = "cuMemUnmap";
 
 #[test]
 fn a_request_to_a_pool_with_room_takes_nothing_from_other_threads() {
@@ -123,7 +127,10 @@ fn growth_beyond_the_limit_is_returned_by_the_synchronisation_after_its_free() {
     // The fake driver frees on stream 55 when it is synchronised. The pool returns nothing by itself.
     assert_eq!(program.ask(&format!("from {} {pool} 55", 10 * MIB)), "2 0x0");
     assert_eq!(program.driver_bytes(), 102 * MIB);
-    program.get("sync");
+    // The one of another stream does not end the wait.
+    program.get("sync 0");
+    assert_eq!(program.driver_bytes(), 102 * MIB);
+    program.get("sync 55");
     assert_eq!((scratch.used(), program.driver_bytes()), (70 * MIB, 70 * MIB));
     let (status, errors) = program.end();
     assert!(status.success() && errors.contains("more than was charged"), "{errors}");
@@ -163,7 +170,8 @@ fn a_pool_that_is_destroyed_before_a_request_locks_it_is_not_asked_again() {
     let old = program.get("pool 0");
     program.get(&format!("use-pool {old}"));
     let block = program.get(&format!("async {MIB} 0"));
-    // The request has read the current pool, which is replaced and destroyed.
+    // Again, so that the next request asks for it. It has read the current pool, which is replaced and destroyed.
+    program.get(&format!("use-pool {old}"));
     let request = program.begin_inside(CURRENT, &format!("async {MIB} 0"));
     program.get("use-pool 1");
     program.get(&format!("free-async {block} 0"));
@@ -180,6 +188,131 @@ fn a_pool_that_is_destroyed_before_a_request_locks_it_is_not_asked_again() {
     assert_eq!(program.get("pool 0"), old);
     program.get(&format!("from {MIB} {old} 0"));
     assert_eq!(scratch.used(), 32 * MIB);
+}
+
+#[test]
+fn a_pool_that_the_program_chooses_while_another_thread_asks_for_the_current_one_stays_chosen() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let chosen = program.get("pool 0");
+    let request = program.begin_inside(CURRENT, &format!("async {MIB} 0"));
+    program.get(&format!("use-pool {chosen}"));
+    program.get(&format!("go {CURRENT}"));
+    program.get(&format!("join {request}"));
+    program.get(&format!("async {MIB} 0"));
+    assert_eq!((scratch.used(), program.driver_bytes()), (32 * MIB, 32 * MIB));
+}
+
+#[test]
+fn a_pool_that_another_thread_has_asked_is_corrected_by_the_next_synchronisation() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let blocks = [(); 2].map(|()| program.get(&format!("async {} 0", 20 * MIB)));
+    // The thread knows that the pool has 64 MiB, and has not noted it.
+    let thread = program.begin_inside("answered", &format!("trim 1 {}", 64 * MIB));
+    program.get(&format!("free-async {} 0", blocks[0]));
+    program.get("sync 0");
+    program.get("go answered");
+    program.get(&format!("join {thread}"));
+    program.get("sync 0");
+    assert_eq!((scratch.used(), program.driver_bytes()), (32 * MIB, 32 * MIB));
+}
+
+#[test]
+fn a_synchronisation_that_comes_between_a_free_and_its_return_corrects_the_charge() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let block = program.get(&format!("async {MIB} 0"));
+    let free = program.begin_inside("freed", &format!("free-async {block} 0"));
+    program.get("sync 0");
+    assert_eq!((scratch.used(), program.driver_bytes()), (0, 0));
+    program.get("go freed");
+    program.get(&format!("join {free}"));
+    assert_eq!(scratch.used(), 0);
+}
+
+#[test]
+fn a_free_during_a_synchronisation_of_its_stream_is_not_taken_as_covered() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let pool = program.get("pool 0");
+    let blocks = [(); 2].map(|()| program.get(&format!("from {} {pool} 0", 20 * MIB)));
+    program.get(&format!("free-async {} 0", blocks[0]));
+    let synchronization = program.begin_inside(SYNCHRONIZE, "sync 0");
+    program.get(&format!("free-async {} 0", blocks[1]));
+    program.get(&format!("go {SYNCHRONIZE}"));
+    program.get(&format!("join {synchronization}"));
+    let asks = program.ask("asks");
+    program.get("sync 7");
+    assert_ne!(program.ask("asks"), asks, "the second free may be outstanding");
+}
+
+#[test]
+fn a_synchronisation_that_fails_covers_nothing() {
+    let scratch = Scratch::new();
+    let mut program = initialized("dlsym", &scratch, &[]);
+    let block = program.get(&format!("async {MIB} 0"));
+    program.get(&format!("free-async {block} 0"));
+    program.get(&format!("fail {SYNCHRONIZE}"));
+    program.get(&format!("go {SYNCHRONIZE}"));
+    assert_ne!(program.call("sync 0").0, 0);
+    assert_eq!(scratch.used(), 32 * MIB);
+    program.get("sync 7");
+    assert_eq!((scratch.used(), program.driver_bytes()), (0, 0));
+}
+
+#[test]
+fn the_charge_of_a_graph_stays_while_its_launch_is_under_way() {
+    for meanwhile in ["launch", "sync", "trim", "destroy"] {
+        let scratch = Scratch::new();
+        let mut program = initialized("dlsym", &scratch, &[]);
+        let graph = program.get(&format!("graph {}", 600 * MIB));
+        let executable = program.get(&format!("instantiate {graph}"));
+        let small = program.get(&format!("graph {}", 2 * MIB));
+        let others = [(); 2].map(|()| program.get(&format!("instantiate {small}")));
+        program.get(&format!("launch {} 0", others[0]));
+        let block = program.get(&format!("async {MIB} 0"));
+        program.get(&format!("free-async {block} 0"));
+        let launch = program.begin_inside(LAUNCH, &format!("launch {executable} 0"));
+        match meanwhile {
+            "launch" => program.get(&format!("launch {} 0", others[1])),
+            "sync" => program.get("sync 0"),
+            "trim" => program.get("trim-graphs"),
+            _ => program.get(&format!("destroy-executable {}", others[0])),
+        };
+        // Another process does not get what the launch is about to take.
+        let mut other = initialized("dlsym", &scratch, &[]);
+        assert_eq!(other.call(&format!("alloc {}", 400 * MIB)).0, OUT_OF_MEMORY, "{meanwhile}");
+        program.get(&format!("go {LAUNCH}"));
+        program.get(&format!("join {launch}"));
+        program.get("sync 0");
+        assert_eq!(scratch.used(), program.driver_bytes(), "{meanwhile}");
+        let (status, errors) = program.end();
+        assert!(status.success() && errors.is_empty(), "{meanwhile}: {errors}");
+    }
+}
+
+#[test]
+fn physical_memory_that_the_driver_refuses_to_give_back_stays_charged() {
+    for (refused, other) in [(RELEASE, "unmap"), (UNMAP, "release")] {
+        let scratch = Scratch::new();
+        let mut program = initialized("dlsym", &scratch, &[]);
+        let handle = program.get(&format!("create {}", 2 * MIB));
+        program.get(&format!("map {} {} {handle}", 64 * MIB, 2 * MIB));
+        let release = format!("release {handle}");
+        let unmap = format!("unmap {} {}", 64 * MIB, 2 * MIB);
+        program.get(&format!("fail {refused}"));
+        let (first, second) =
+            if other == "unmap" { (&release, &unmap) } else { (&unmap, &release) };
+        let thread = program.begin(first);
+        program.get(&format!("arrived {refused}"));
+        program.get(second);
+        program.get(&format!("go {refused}"));
+        assert!(!program.ask(&format!("join {thread}")).starts_with('0'));
+        assert_eq!((scratch.used(), program.driver_bytes()), (2 * MIB, 2 * MIB), "{refused}");
+        program.get(first);
+        assert_eq!((scratch.used(), program.driver_bytes()), (0, 0), "{refused}");
+    }
 }
 
 #[test]
