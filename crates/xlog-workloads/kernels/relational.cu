@@ -346,74 +346,240 @@ extern "C" __global__ void rehash(const u64 *__restrict__ set, u64 places, u64 *
     }
 }
 
+// One atomic operation for each tile.
 extern "C" __global__ void collect(const u64 *__restrict__ set, u64 places, u64 *__restrict__ out, u64 *count) {
-    for (u64 at = first(); at < places; at += stride()) {
-        u64 value = set[at];
-        if (value != EMPTY) {
-            out[next_place(count)] = value;
+    __shared__ u64 start;
+    u64 tiles = (places + TILE - 1) / TILE;
+    for (u64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        u64 value[EACH];
+        u32 mine = 0, all;
+        for (int i = 0; i < EACH; i++) {
+            u64 at = tile * TILE + i * THREADS + threadIdx.x;
+            value[i] = at < places ? set[at] : EMPTY;
+        }
+        for (int i = 0; i < EACH; i++) {
+            mine += value[i] != EMPTY;
+        }
+        u32 before = block_before(mine, &all);
+        if (threadIdx.x == 0) {
+            start = atomicAdd(count, (u64)all);
+        }
+        __syncthreads();
+        // The next tile writes `start` after the block has met in `block_before`.
+        u64 to = start + before;
+        for (int i = 0; i < EACH; i++) {
+            if (value[i] != EMPTY) {
+                out[to++] = value[i];
+            }
         }
     }
 }
 
-// A fixpoint whose lengths stay on the device: every buffer has a fixed capacity, and what does not fit is reported in the state.
+// A fixpoint whose lengths stay on the device: every buffer has a fixed capacity, and what does not fit is reported in the state. Each
+// round of a batch has a counter of its own, so a round is one kernel: it extends as many pairs as its counter says, and adds what it
+// finds to the next counter. What a round takes is the longest chain of loads of one thread, so a search reads a bucket of places at once,
+// and no thread puts more than a few pairs into the set.
 
-// Words of the state.
-#define PAIRS 0     // pairs that the round extends
-#define ENTRIES 1   // pairs in the set
-#define OVERFLOW 2  // not 0: something did not fit
-#define ROUNDS 3    // rounds that had pairs
+// Words of the state; word 0 counts what `collect` lists.
+#define OVERFLOW 1  // not 0: something did not fit
+#define FOUND 2     // the counter of the first round; those of further rounds follow
 
 // How far a search goes in a set before it counts as full.
 #define MAX_PROBES 256
+// Places of a bucket, where searches begin and which they read at once; divides the length of every table, and MAX_PROBES.
+#define BUCKET 8
+// A processor runs four blocks of a round at a time, so a thread may have the registers that all loads of a search need at once.
+#define FEW_BLOCKS __launch_bounds__(THREADS, 4)
+// Pairs that a block keeps in shared memory.
+#define STAGE (2 * THREADS)
 
-// Begins a round: what the round before found is what this one extends.
-extern "C" __global__ void begin_round(u64 *state, u64 *found, u64 capacity) {
-    if (first() == 0) {
-        u64 pairs = *found < capacity ? *found : capacity;
-        if (*found > capacity) {
-            state[OVERFLOW] = 1;
-        }
-        state[PAIRS] = pairs;
-        state[ENTRIES] += *found;
-        state[ROUNDS] += pairs > 0;
-        *found = 0;
+// What became of an insertion.
+#define NEW 0
+#define KNOWN 1
+#define FULL 2
+
+static __device__ __forceinline__ u64 bucket_of(u64 of, u64 mask) {
+    return mix(of) & mask & ~(u64)(BUCKET - 1);
+}
+
+// Loads a bucket, 16 bytes at a time.
+static __device__ __forceinline__ void load_bucket(const u64 *places, u64 bucket, u64 *there) {
+    const ulonglong2 *twos = (const ulonglong2 *)(places + bucket);
+#pragma unroll
+    for (u32 i = 0; i < BUCKET / 2; i++) {
+        ulonglong2 two = twos[i];
+        there[2 * i] = two.x;
+        there[2 * i + 1] = two.y;
     }
 }
 
-// Extends each pair by the edges that go on from it, and keeps what the set did not have.
-extern "C" __global__ void extend_pairs(const u64 *__restrict__ pairs, u64 *state, const u64 *__restrict__ table, u64 mask, u64 *set,
-                                        u64 set_mask, u64 *__restrict__ fresh, u64 *found, u64 capacity) {
-    u64 len = state[PAIRS];
-    for (u64 at = first(); at < len; at += stride()) {
-        u64 pair = pairs[at];
-        u32 key = (u32)pair;
-        for (u64 look = mix(key) & mask;; look = (look + 1) & mask) {
-            u64 entry = table[look];
-            if (entry == EMPTY) {
-                break;
+// Puts a value at the first empty place from the bucket of `of` on, unless it is there or `limit` places are taken. A place is EMPTY
+// until a value is put there, and then keeps it. So a place that was loaded as taken is taken, and one that was loaded as empty is tried.
+static __device__ __forceinline__ u32 insert_near(u64 *places, u64 mask, u64 of, u64 value, u64 limit) {
+    u64 bucket = bucket_of(of, mask);
+    for (u64 probes = 0; probes < limit; probes += BUCKET, bucket = (bucket + BUCKET) & mask) {
+        u64 there[BUCKET];
+        u32 same = 0, empty = 0;
+        load_bucket(places, bucket, there);
+#pragma unroll
+        for (u32 i = 0; i < BUCKET; i++) {
+            same |= (there[i] == value ? 1u : 0u) << i;
+            empty |= (there[i] == EMPTY ? 1u : 0u) << i;
+        }
+        for (u32 left = same | empty; left != 0; left &= left - 1) {
+            u32 next = __ffs(left) - 1;
+            if (same >> next & 1) {
+                return KNOWN;
             }
-            if ((u32)(entry >> 32) != key) {
-                continue;
+            u64 now = atomicCAS(&places[bucket + next], EMPTY, value);
+            if (now == EMPTY) {
+                return NEW;
             }
-            u64 value = pair >> 32 << 32 | (u32)entry;
-            u64 place = mix(value) & set_mask, there = 0;
-            u32 probes = 0;
-            for (; probes < MAX_PROBES; probes++) {
-                there = atomicCAS(&set[place], EMPTY, value);
-                if (there == EMPTY || there == value) {
-                    break;
-                }
-                place = (place + 1) & set_mask;
+            if (now == value) {
+                return KNOWN;
             }
-            if (probes == MAX_PROBES) {
-                state[OVERFLOW] = 1;
-            } else if (there == EMPTY) {
-                u64 to = next_place(found);
-                if (to < capacity) {
-                    fresh[to] = value;
+        }
+    }
+    return FULL;
+}
+
+// Appends pairs in shared memory to those of a round, with one atomic operation; beyond the capacity they are only counted. All
+// threads of the block call it, after they have met.
+static __device__ __forceinline__ void append(const u64 *staged, u32 len, u64 *fresh, u64 *found, u64 capacity) {
+    __shared__ u64 start;
+    if (threadIdx.x == 0 && len > 0) {
+        start = atomicAdd(found, (u64)len);
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < len; i += THREADS) {
+        if (start + i < capacity) {
+            fresh[start + i] = staged[i];
+        }
+    }
+}
+
+extern "C" __global__ void clear_fixpoint(u64 *table, u64 places, u64 *set, u64 set_places, u64 *state, u64 words) {
+    for (u64 at = first(); at < set_places; at += stride()) {
+        set[at] = EMPTY;
+    }
+    for (u64 at = first(); at < places; at += stride()) {
+        table[at] = EMPTY;
+    }
+    for (u64 at = first(); at < words; at += stride()) {
+        state[at] = 0;
+    }
+}
+
+extern "C" __global__ void FEW_BLOCKS insert_edges(const u64 *__restrict__ edges, u64 rows, u64 *table, u64 mask, u64 *set,
+                                                   u64 set_mask, u64 *__restrict__ fresh, u64 *state, u64 capacity) {
+    __shared__ u64 kept[THREADS];
+    __shared__ u32 kept_len;
+    for (u64 base = (u64)blockIdx.x * THREADS; base < rows; base += stride()) {
+        if (threadIdx.x == 0) {
+            kept_len = 0;
+        }
+        __syncthreads();
+        if (base + threadIdx.x < rows) {
+            u64 edge = edges[base + threadIdx.x];
+            if (insert_near(table, mask, edge >> 32, edge, mask + 1) == NEW) {
+                u32 outcome = insert_near(set, set_mask, edge, edge, MAX_PROBES);
+                if (outcome == NEW) {
+                    kept[atomicAdd(&kept_len, 1u)] = edge;
+                } else if (outcome == FULL) {
+                    state[OVERFLOW] = 1;
                 }
             }
         }
+        __syncthreads();
+        append(kept, kept_len, fresh, state + FOUND, capacity);
+        __syncthreads();
+    }
+}
+
+// A block takes as many pairs as it has threads. First each thread looks up the edges that go on from its pair; then the threads share
+// what was found, and put it into the set; then the block appends what was new.
+extern "C" __global__ void FEW_BLOCKS extend_pairs(const u64 *__restrict__ pairs, u64 *state, u64 round, const u64 *__restrict__ table,
+                                                   u64 mask, u64 *set, u64 set_mask, u64 *__restrict__ fresh, u64 capacity) {
+    __shared__ u64 candidates[STAGE], kept[STAGE];
+    __shared__ u32 candidates_len, kept_len;
+    u64 *found = state + FOUND + round + 1;
+    // Asked for together with the length; beyond the length it is not used.
+    u64 at = first();
+    u64 pair = at < capacity ? pairs[at] : 0;
+    u64 len = state[FOUND + round];
+    len = len < capacity ? len : capacity;
+    for (; at - threadIdx.x < len; at += stride()) {
+        if (threadIdx.x == 0) {
+            candidates_len = 0;
+            kept_len = 0;
+        }
+        __syncthreads();
+        bool more = at < len;
+        u32 key = (u32)pair;
+        for (u64 bucket = bucket_of(key, mask); more; bucket = (bucket + BUCKET) & mask) {
+            u64 entry[BUCKET];
+            u32 matches = 0;
+            load_bucket(table, bucket, entry);
+#pragma unroll
+            for (u32 i = 0; i < BUCKET; i++) {
+                more = more && entry[i] != EMPTY;
+                matches |= (more && (u32)(entry[i] >> 32) == key ? 1u : 0u) << i;
+            }
+            u32 to = matches != 0 ? atomicAdd(&candidates_len, (u32)__popc(matches)) : 0;
+            for (; matches != 0; matches &= matches - 1, to++) {
+                u64 edge = table[bucket + __ffs(matches) - 1];
+                u64 value = pair >> 32 << 32 | (u32)edge;
+                if (to < STAGE) {
+                    candidates[to] = value;
+                    continue;
+                }
+                // There is no room left in shared memory: a block that finds this many pairs is rare.
+                u32 outcome = insert_near(set, set_mask, value, value, MAX_PROBES);
+                if (outcome == NEW) {
+                    u64 place = next_place(found);
+                    if (place < capacity) {
+                        fresh[place] = value;
+                    }
+                } else if (outcome == FULL) {
+                    state[OVERFLOW] = 1;
+                }
+            }
+        }
+        if (at + stride() < len) {
+            pair = pairs[at + stride()];
+        }
+        __syncthreads();
+        u32 staged = candidates_len < STAGE ? candidates_len : STAGE;
+        for (u32 i = threadIdx.x; i < staged; i += THREADS) {
+            u64 value = candidates[i];
+            u32 outcome = insert_near(set, set_mask, value, value, MAX_PROBES);
+            if (outcome == NEW) {
+                kept[atomicAdd(&kept_len, 1u)] = value;
+            } else if (outcome == FULL) {
+                state[OVERFLOW] = 1;
+            }
+        }
+        __syncthreads();
+        append(kept, kept_len, fresh, found, capacity);
+        __syncthreads();
+    }
+}
+
+// The first block alone. A further batch follows only one in which every round had pairs, so the last counter that is not 0 is the one after its
+// last round.
+extern "C" __global__ void next_batch(u64 *state, u64 words) {
+    if (blockIdx.x > 0) {
+        return;
+    }
+    u64 mine = 0;
+    for (u64 at = FOUND + threadIdx.x; at < words; at += THREADS) {
+        mine += state[at] != 0;
+    }
+    u64 counters = block_sum(mine);
+    u64 last = counters > 0 ? state[FOUND + counters - 1] : 0;
+    __syncthreads();
+    for (u64 at = FOUND + threadIdx.x; at < words; at += THREADS) {
+        state[at] = at == FOUND ? last : 0;
     }
 }
 

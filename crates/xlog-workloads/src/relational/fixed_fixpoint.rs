@@ -1,8 +1,10 @@
 //! The transitive closure with fixed capacities: lengths stay on the device, so rounds need no word from the host and can be captured.
 //!
-//! Capacities are powers of two. A batch of rounds is queued at once, kernel by kernel or as one graph; the host then reads four numbers. Rounds
-//! after the last one find no pair and do nothing, so a batch is as long as the longest run so far: mostly a run is one batch and one read. If
-//! something did not fit, capacities are doubled and the run begins anew. Graphs are captured again for new capacities and for longer batches.
+//! Capacities are powers of two. A round is one kernel. Each round of a batch has a counter of its own in the state: it extends as many pairs as
+//! its counter says, and counts what it finds in the next one. A batch of rounds is queued at once, kernel by kernel or as one graph; the host
+//! then reads the counters, and queues a further, short batch if the last one is not 0. Rounds after the last one find no pair and do nothing, so
+//! the first batch is as long as the longest run so far: mostly a run is one batch and one read. If something did not fit, capacities are
+//! doubled and the run begins anew. Graphs are captured again for new capacities; that of the first batch also when it becomes longer.
 //! Both forms queue the same kernels through the same code, and read at the same rounds.
 
 use std::cell::OnceCell;
@@ -12,19 +14,24 @@ use xlog_cuda::device_runtime::{AllocTag, CaptureOptions, Graph};
 use xlog_cuda::{Result, StreamId, XlogError};
 
 use super::fixpoint::Fixpoint;
-use super::kernels::rounds::{ENTRIES, OVERFLOW, PAIRS, ROUNDS, Round, STATE_WORDS};
-use super::{Column, EMPTY, Session, table_places};
+use super::kernels::rounds::{FOUND, OVERFLOW, Round, state_words};
+use super::{Column, Session, table_places};
 
-/// Rounds of the first batch. Every batch is a multiple of `BATCH_STEP`.
+/// Rounds of the first batch of a first run, and of every further batch. Every batch is a multiple of `BATCH_STEP`.
 pub const BATCH: usize = 16;
 
-/// Batches grow by this; even, because pairs go back and forth between two buffers.
+/// First batches grow by this; even, because pairs go back and forth between two buffers.
 const BATCH_STEP: usize = 8;
 
 /// The longest batch.
 const MAX_BATCH: usize = 512;
 
-/// The batch in which a run of `rounds` rounds ends.
+/// Places of the table of edges. At most a quarter of them is taken, because the longest search decides how long a round takes.
+fn edge_places(rows: usize) -> usize {
+    table_places(rows.saturating_mul(2))
+}
+
+/// The first batch in which a run of `rounds` rounds ends.
 fn batch_for(rounds: usize) -> usize {
     rounds.next_multiple_of(BATCH_STEP).clamp(BATCH, MAX_BATCH)
 }
@@ -69,7 +76,6 @@ struct Buffers {
     set: Column<u64>,
     pairs: [Column<u64>; 2],
     state: Column<u64>,
-    found: Column<u64>,
 }
 
 impl Buffers {
@@ -81,36 +87,35 @@ impl Buffers {
     ) -> Result<Self> {
         let alloc = |len| session.alloc::<u64>(stream, len, "fixpoint fixed");
         Ok(Self {
-            table: alloc(table_places(rows))?,
+            table: alloc(edge_places(rows))?,
             set: alloc(capacity.set)?,
             pairs: [alloc(capacity.pairs)?, alloc(capacity.pairs)?],
-            state: alloc(STATE_WORDS)?,
-            found: alloc(1)?,
+            state: alloc(state_words(MAX_BATCH))?,
         })
     }
 
-    fn all(&self) -> [&Column<u64>; 6] {
+    fn all(&self) -> [&Column<u64>; 5] {
         let [first, second] = &self.pairs;
-        [&self.table, &self.set, first, second, &self.state, &self.found]
+        [&self.table, &self.set, first, second, &self.state]
     }
 
-    /// The buffers of an even or an odd round.
+    /// The buffers of a round of a batch.
     fn round(&self, number: usize) -> Round<'_> {
         let [even, odd] = &self.pairs;
         let (pairs, fresh) = if number.is_multiple_of(2) { (even, odd) } else { (odd, even) };
-        let Self { table, set, state, found, .. } = self;
-        Round { pairs, fresh, table, set, state, found }
+        let Self { table, set, state, .. } = self;
+        Round { number, pairs, fresh, table, set, state }
     }
 }
 
 /// Bytes of the buffers, each rounded as the runtime rounds it.
 fn bytes_for(rows: usize, capacity: Capacity) -> usize {
-    let lengths =
-        [table_places(rows), capacity.set, capacity.pairs, capacity.pairs, STATE_WORDS, 1];
+    let Capacity { pairs, set } = capacity;
+    let lengths = [edge_places(rows), set, pairs, pairs, state_words(MAX_BATCH)];
     lengths.iter().map(|len| (len * size_of::<u64>()).next_multiple_of(256)).sum()
 }
 
-/// The graphs of one capacity: the beginning of a run with its first batch, and a further batch.
+/// The graphs of one capacity: the beginning of a run with its first batch, and a further batch, which never grows.
 #[derive(Debug)]
 struct Graphs {
     first: Graph,
@@ -124,7 +129,7 @@ pub struct FixedFixpoint<'s> {
     stream: StreamId,
     rows: usize,
     capacity: Capacity,
-    /// Rounds that are queued between two reads.
+    /// Rounds of the first batch.
     batch: usize,
     edges: Column<u64>,
     buffers: Buffers,
@@ -132,6 +137,8 @@ pub struct FixedFixpoint<'s> {
     form: Form,
     captures: u32,
     capture_time: Duration,
+    /// Launches that went into captures.
+    captured: usize,
 }
 
 /// One run.
@@ -144,6 +151,16 @@ pub struct FixedRun {
     pub rounds: u32,
     /// How often the host read the state.
     pub reads: u32,
+    /// Launches of the run, a graph counted once.
+    pub launches: usize,
+}
+
+/// What the counters of a run add up to.
+#[derive(Default, Debug)]
+struct Closed {
+    /// Pairs in the set.
+    entries: usize,
+    rounds: usize,
 }
 
 impl<'s> FixedFixpoint<'s> {
@@ -156,14 +173,10 @@ impl<'s> FixedFixpoint<'s> {
     ) -> Result<Self> {
         let stream = session.stream(0);
         let edges = session.alloc::<u64>(stream, rows, "fixpoint edges")?;
-        let (begun, batch) = (Instant::now(), BATCH);
+        let (begun, batch) = (Capture::begin(session), BATCH);
         let rounds = Rounds { session, stream, edges: &edges, batch };
         let (buffers, graphs) = rounds.build(form, capacity)?;
-        let (captures, capture_time) = match form {
-            Form::Graph => (1, begun.elapsed()),
-            Form::Kernels => (0, Duration::ZERO),
-        };
-        Ok(Self {
+        let mut program = Self {
             session,
             stream,
             rows,
@@ -173,9 +186,12 @@ impl<'s> FixedFixpoint<'s> {
             buffers,
             graphs,
             form,
-            captures,
-            capture_time,
-        })
+            captures: 0,
+            capture_time: Duration::ZERO,
+            captured: 0,
+        };
+        program.count_capture(&begun);
+        Ok(program)
     }
 
     /// Finds the closure of the work's edges.
@@ -185,6 +201,7 @@ impl<'s> FixedFixpoint<'s> {
             let text = format!("{} edges, and the buffers are for {}", work.rows, self.rows);
             return Err(XlogError::Kernel(text));
         }
+        let before = self.launches();
         let edges = &self.edges;
         self.session
             .launch("generate_edges", self.stream)
@@ -196,14 +213,21 @@ impl<'s> FixedFixpoint<'s> {
             })?;
         let mut reads = 0;
         for _ in 0..MAX_DOUBLINGS {
-            if let Some(state) = self.close(&mut reads)? {
-                let (result, rounds) = (self.collect(state[ENTRIES] as usize)?, state[ROUNDS]);
-                self.lengthen(rounds as usize)?;
-                return Ok(FixedRun { result, rounds: rounds as u32, reads });
+            if let Some(Closed { entries, rounds }) = self.close(&mut reads)? {
+                let result = self.collect(entries)?;
+                self.lengthen(rounds)?;
+                let graphs = if self.form == Form::Graph { reads as usize } else { 0 };
+                let launches = self.launches() - before + graphs;
+                return Ok(FixedRun { result, rounds: rounds as u32, reads, launches });
             }
             self.grow()?;
         }
         Err(XlogError::Kernel(format!("the closure does not fit {:?}", self.capacity)))
+    }
+
+    /// Launches of the session so far, without those that were captured.
+    fn launches(&self) -> usize {
+        self.session.launches() - self.captured
     }
 
     fn rounds(&self) -> Rounds<'_> {
@@ -212,24 +236,31 @@ impl<'s> FixedFixpoint<'s> {
     }
 
     /// Queues batches until no pair is left; `None` if something did not fit.
-    fn close(&self, reads: &mut u32) -> Result<Option<[u64; STATE_WORDS]>> {
+    fn close(&self, reads: &mut u32) -> Result<Option<Closed>> {
         match &self.graphs {
             Some(graphs) => graphs.first.launch(self.stream)?,
             None => self.rounds().queue_first(&self.buffers)?,
         }
+        let (mut batch, mut closed) = (self.batch, Closed::default());
         loop {
-            let mut state = [0; STATE_WORDS];
-            self.buffers.state.copy_to_slice_on(&mut state, self.stream)?;
+            let state = self.buffers.state.slice(..state_words(batch))?.to_vec_on(self.stream)?;
             *reads += 1;
-            if state[OVERFLOW] != 0 {
+            let found = state.get(FOUND..).unwrap_or_default();
+            let too_many = found.iter().any(|pairs| *pairs > self.capacity.pairs as u64);
+            if too_many || state.get(OVERFLOW) != Some(&0) {
                 return Ok(None);
             }
-            if state[PAIRS] == 0 {
-                return Ok(Some(state));
+            // The last counter is the first one of the next batch, and counted there.
+            let Some((left, extended)) = found.split_last() else { return Ok(None) };
+            closed.entries += extended.iter().sum::<u64>() as usize;
+            closed.rounds += extended.iter().filter(|pairs| **pairs > 0).count();
+            if *left == 0 {
+                return Ok(Some(closed));
             }
+            batch = BATCH;
             match &self.graphs {
                 Some(graphs) => graphs.further.launch(self.stream)?,
-                None => self.rounds().queue_batch(&self.buffers)?,
+                None => self.rounds().queue_further(&self.buffers)?,
             }
         }
     }
@@ -238,51 +269,56 @@ impl<'s> FixedFixpoint<'s> {
     fn grow(&mut self) -> Result<()> {
         self.capacity = self.capacity.doubled();
         self.graphs = None;
-        let begun = Instant::now();
+        let begun = Capture::begin(self.session);
         let (buffers, graphs) = self.rounds().build(self.form, self.capacity)?;
         (self.buffers, self.graphs) = (buffers, graphs);
-        self.count_capture(begun);
+        self.count_capture(&begun);
         Ok(())
     }
 
-    /// Makes batches long enough for a run that took more than one; graphs are captured again, in the same memory.
+    /// Makes the first batch long enough for a run that took more than one; its graph is captured again, in the same memory.
     fn lengthen(&mut self, rounds: usize) -> Result<()> {
         let batch = batch_for(rounds);
         if batch <= self.batch {
             return Ok(());
         }
-        self.batch = batch;
-        if let Some(graphs) = self.graphs.take() {
-            let begun = Instant::now();
+        let begun = Capture::begin(self.session);
+        let longer = Rounds { batch, ..self.rounds() };
+        let capture = |graphs: &Graphs| {
             let options = CaptureOptions::default().sharing(&graphs.first);
-            self.graphs = Some(self.rounds().capture(&options, |_| Ok(&self.buffers))?);
-            self.count_capture(begun);
+            longer.capture_first(&options, |_| Ok(&self.buffers))
+        };
+        let first = self.graphs.as_ref().map(capture).transpose()?;
+        self.batch = batch;
+        if let Some((graphs, first)) = self.graphs.as_mut().zip(first) {
+            graphs.first = first;
+            self.count_capture(&begun);
         }
         Ok(())
     }
 
-    fn count_capture(&mut self, begun: Instant) {
+    fn count_capture(&mut self, begun: &Capture) {
         if self.form == Form::Graph {
             self.captures += 1;
-            self.capture_time += begun.elapsed();
+            self.capture_time += begun.at.elapsed();
+            self.captured += self.session.launches() - begun.launches;
         }
     }
 
     /// Lists the set, in a buffer of exactly its size.
     #[allow(unsafe_code)]
     fn collect(&self, len: usize) -> Result<Column<u64>> {
-        let (session, stream, set) = (self.session, self.stream, &self.buffers.set);
+        let (session, stream) = (self.session, self.stream);
+        let Buffers { set, state, .. } = &self.buffers;
         let pairs = session.alloc::<u64>(stream, len, "fixpoint closure")?;
-        let count = session.alloc::<u64>(stream, 1, "fixpoint count")?;
-        session.fill(stream, &count, 0)?;
         session
             .launch("collect", stream)
             .read(set)
             .write(&pairs)
-            .read_write(&count)
+            .read_write(state)
             .moves(set.size_bytes() + pairs.size_bytes())
-            // SAFETY: there is room for all of the set, and the launch names all it touches.
-            .run(|kernels, stream| unsafe { kernels.collect(stream, set, &pairs, &count) })?;
+            // SAFETY: there is room for all of the set, the run has zeroed the state's first word, and the launch names all it touches.
+            .run(|kernels, stream| unsafe { kernels.collect(stream, set, &pairs, state) })?;
         Ok(pairs)
     }
 
@@ -305,6 +341,18 @@ impl<'s> FixedFixpoint<'s> {
     /// How often graphs were captured, and how long that took.
     pub fn captures(&self) -> (u32, Duration) {
         (self.captures, self.capture_time)
+    }
+}
+
+/// When a capture began, and after how many launches.
+struct Capture {
+    at: Instant,
+    launches: usize,
+}
+
+impl Capture {
+    fn begin(session: &Session<'_>) -> Self {
+        Self { at: Instant::now(), launches: session.launches() }
     }
 }
 
@@ -346,27 +394,45 @@ impl Rounds<'_> {
         options: &CaptureOptions,
         buffers: impl Fn(StreamId) -> Result<&'b Buffers>,
     ) -> Result<Graphs> {
-        let runtime = self.session.runtime();
-        let first = runtime
-            .capture_with(self.stream, options, |scope| self.queue_first(buffers(scope.id())?))?;
+        let first = self.capture_first(options, &buffers)?;
         let sharing = CaptureOptions::default().sharing(&first);
-        let further = runtime
-            .capture_with(self.stream, &sharing, |scope| self.queue_batch(buffers(scope.id())?))?;
+        let further = self.session.runtime().capture_with(self.stream, &sharing, |scope| {
+            self.queue_further(buffers(scope.id())?)
+        })?;
         Ok(Graphs { first, further })
+    }
+
+    fn capture_first<'b>(
+        self,
+        options: &CaptureOptions,
+        buffers: impl Fn(StreamId) -> Result<&'b Buffers>,
+    ) -> Result<Graph> {
+        let runtime = self.session.runtime();
+        runtime.capture_with(self.stream, options, |scope| self.queue_first(buffers(scope.id())?))
     }
 
     /// Begins a run, and queues its first batch.
     fn queue_first(self, buffers: &Buffers) -> Result<()> {
         queue_start(self.session, self.stream, self.edges, buffers)?;
-        self.queue_batch(buffers)
+        self.queue_rounds(buffers, self.batch)
     }
 
-    fn queue_batch(self, buffers: &Buffers) -> Result<()> {
-        for number in 0..self.batch {
-            queue_extend(self.session, self.stream, buffers.round(number))?;
-            queue_begin(self.session, self.stream, buffers.round(number + 1))?;
-        }
-        Ok(())
+    /// Queues a batch that goes on from the one before.
+    #[allow(unsafe_code)]
+    fn queue_further(self, buffers: &Buffers) -> Result<()> {
+        let state = &buffers.state;
+        self.session
+            .launch("next_batch", self.stream)
+            .read_write(state)
+            .moves(state.size_bytes() * 2)
+            // SAFETY: the launch names the buffer.
+            .run(|kernels, stream| unsafe { kernels.next_batch(stream, state) })?;
+        self.queue_rounds(buffers, BATCH)
+    }
+
+    fn queue_rounds(self, buffers: &Buffers, rounds: usize) -> Result<()> {
+        (0..rounds)
+            .try_for_each(|number| queue_extend(self.session, self.stream, buffers.round(number)))
     }
 }
 
@@ -378,41 +444,26 @@ fn queue_start(
     edges: &Column<u64>,
     buffers: &Buffers,
 ) -> Result<()> {
-    let Buffers { table, set, pairs: [first, _], state, found } = buffers;
-    session.fill(stream, table, EMPTY as u8)?;
+    let first = buffers.round(0);
+    let Round { pairs, table, set, state, .. } = first;
     session
-        .launch("build_pairs", stream)
+        .launch("clear_fixpoint", stream)
+        .write(table)
+        .write(set)
+        .write(state)
+        .moves(table.size_bytes() + set.size_bytes() + state.size_bytes())
+        // SAFETY: the launch names all buffers.
+        .run(|kernels, stream| unsafe { kernels.clear_fixpoint(stream, table, set, state) })?;
+    session
+        .launch("insert_edges", stream)
         .read(edges)
         .read_write(table)
-        .moves(edges.len() * 24)
-        // SAFETY: the table has an empty place for every edge, and the launch names all it touches.
-        .run(|kernels, stream| unsafe { kernels.build_pairs(stream, edges, table) })?;
-    session.fill(stream, set, EMPTY as u8)?;
-    session.fill(stream, state, 0)?;
-    session.fill(stream, found, 0)?;
-    session
-        .launch("insert_new", stream)
-        .read(edges)
         .read_write(set)
-        .write(first)
-        .read_write(found)
-        .moves(edges.size_bytes() * 3)
-        .run(|kernels, stream| {
-            // SAFETY: set and buffer have room for all edges, and the launch names all it touches.
-            unsafe { kernels.insert_new(stream, edges, set, first, found) }
-        })?;
-    queue_begin(session, stream, buffers.round(0))
-}
-
-#[allow(unsafe_code)]
-fn queue_begin(session: &Session<'_>, stream: StreamId, round: Round<'_>) -> Result<()> {
-    session
-        .launch("begin_round", stream)
-        .read_write(round.state)
-        .read_write(round.found)
-        .moves(round.state.size_bytes())
-        // SAFETY: the launch names both buffers.
-        .run(|kernels, stream| unsafe { kernels.begin_round(stream, round) })
+        .write(pairs)
+        .read_write(state)
+        .moves(edges.len() * 48)
+        // SAFETY: the table has an empty place for every edge, no pair is written beyond the capacity, and the launch names all it touches.
+        .run(|kernels, stream| unsafe { kernels.insert_edges(stream, edges, first) })
 }
 
 #[allow(unsafe_code)]
@@ -424,7 +475,6 @@ fn queue_extend(session: &Session<'_>, stream: StreamId, round: Round<'_>) -> Re
         .read(round.table)
         .read_write(round.set)
         .write(round.fresh)
-        .read_write(round.found)
         // SAFETY: no pair is written beyond the capacity, and the launch names all it touches.
         .run(|kernels, stream| unsafe { kernels.extend_pairs(stream, round) })
 }
@@ -435,10 +485,14 @@ mod tests {
     use xlog_testing::specs;
 
     use super::super::SessionOptions;
+    use super::super::numbers::seed_for;
     use super::*;
     use crate::stack::{Stack, StackKind, StackOptions};
 
     const ROWS: usize = 900;
+
+    /// Edges and a seed of their seed: 38 rounds, some of which have more than 1024 pairs.
+    const MANY_PAIRS: (usize, u64) = (1000, 29 << 8);
 
     /// What three runs leave.
     #[derive(PartialEq, Eq, Debug)]
@@ -449,31 +503,46 @@ mod tests {
         reads: Vec<u32>,
     }
 
-    /// Runs three graphs of edges.
-    fn closures(spec: &str, kind: StackKind, form: Form, capacity: Capacity) -> Left {
+    /// Gives `work` a program on a device of its own; nothing is left of it, and there was no race.
+    fn with_program<R>(
+        (spec, kind, form): (&str, StackKind, Form),
+        (rows, capacity): (usize, Capacity),
+        work: impl FnOnce(&mut FixedFixpoint<'_>) -> R,
+    ) -> R {
         let _turn = xlog_testing::turn(spec);
         let options = StackOptions { streams: 4, ..StackOptions::new(kind) };
         let stack = Stack::build(spec.parse().unwrap(), options).unwrap();
-        let last = {
+        let result = {
             let session = Session::open(&stack, 1, SessionOptions::default()).unwrap();
-            let mut program = FixedFixpoint::new(&session, ROWS, form, capacity).unwrap();
+            work(&mut FixedFixpoint::new(&session, rows, form, capacity).unwrap())
+        };
+        stack.drain().unwrap();
+        assert_eq!(stack.runtime().bytes_outstanding(), 0);
+        assert!(stack.device().races().is_empty(), "{:?}", stack.device().races());
+        result
+    }
+
+    /// A run whose result is right.
+    fn verified(program: &mut FixedFixpoint<'_>, work: Fixpoint) -> FixedRun {
+        let found = program.run(&work).unwrap();
+        let verdict = work.verify(&found.result.to_vec().unwrap(), 1);
+        assert_eq!(verdict.wrong, None, "{:?}", program.form);
+        found
+    }
+
+    /// Runs three graphs of edges.
+    fn closures(spec: &str, kind: StackKind, form: Form, capacity: Capacity) -> Left {
+        with_program((spec, kind, form), (ROWS, capacity), |program| {
             let mut reads = Vec::new();
             for seed in 1..4 {
-                let work = Fixpoint { rows: ROWS, seed };
-                let found = program.run(&work).unwrap();
-                let verdict = work.verify(&found.result.to_vec().unwrap(), 1);
-                assert_eq!(verdict.wrong, None, "{spec} {kind:?} {form:?}");
+                let found = verified(program, Fixpoint { rows: ROWS, seed });
                 assert!(found.rounds > 2);
                 assert!(program.batch >= found.rounds as usize, "{found:?}");
                 reads.push(found.reads);
             }
             let (captures, capacity) = (program.captures().0, program.capacity());
             Left { captures, capacity, batch: program.batch, reads }
-        };
-        stack.drain().unwrap();
-        assert_eq!(stack.runtime().bytes_outstanding(), 0);
-        assert!(stack.device().races().is_empty(), "{:?}", stack.device().races());
-        last
+        })
     }
 
     #[test]
@@ -500,6 +569,82 @@ mod tests {
                     assert!(left.captures > graph.captures || form == Form::Kernels, "{left:?}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_run_goes_on_in_further_batches_and_the_first_one_grows() {
+        let work = Fixpoint { rows: MANY_PAIRS.0, seed: seed_for(1, MANY_PAIRS.1) };
+        let fitting = Capacity { pairs: 2048, set: 1 << 16 };
+        for spec in specs() {
+            for form in [Form::Graph, Form::Kernels] {
+                with_program((&spec, StackKind::Pool, form), (work.rows, fitting), |program| {
+                    let found = verified(program, work);
+                    let rounds = found.rounds as usize;
+                    assert!(rounds > 2 * BATCH, "two further batches, {rounds} rounds");
+                    assert_eq!(found.reads as usize, rounds.div_ceil(BATCH));
+                    assert_eq!(program.batch, rounds.next_multiple_of(BATCH_STEP));
+                    let queued = rounds.next_multiple_of(BATCH) + found.reads as usize - 1;
+                    let launches = match form {
+                        Form::Graph => found.reads as usize,
+                        Form::Kernels => 2 + queued,
+                    };
+                    assert_eq!(found.launches, 2 + launches, "edges, batches, collect");
+
+                    let (captures, batch) = (program.captures().0, program.batch);
+                    assert_eq!(captures, if form == Form::Graph { 2 } else { 0 });
+                    let again = verified(program, work);
+                    assert_eq!((again.rounds, again.reads), (found.rounds, 1));
+                    let launches = if form == Form::Graph { 1 } else { 2 + batch };
+                    assert_eq!(again.launches, 2 + launches);
+                    // Nothing grows without need.
+                    assert_eq!((program.captures().0, program.batch), (captures, batch));
+                    assert_eq!(program.capacity(), fitting);
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn pairs_that_do_not_fit_in_the_middle_of_a_batch_double_the_capacities() {
+        let work = Fixpoint { rows: MANY_PAIRS.0, seed: seed_for(1, MANY_PAIRS.1) };
+        // All edges fit, and the set has room for everything; only the pairs of some later round are too many.
+        let small = Capacity { pairs: 1024, set: 1 << 16 };
+        for spec in specs() {
+            for kind in [StackKind::Pool, StackKind::Async] {
+                for form in [Form::Graph, Form::Kernels] {
+                    with_program((&spec, kind, form), (work.rows, small), |program| {
+                        let found = verified(program, work);
+                        assert_eq!(program.capacity(), small.doubled());
+                        // One read finds the overflow, and the others are those of the run that fits.
+                        let rounds = found.rounds as usize;
+                        assert_eq!(found.reads as usize, 1 + rounds.div_ceil(BATCH));
+                        let captures = if form == Form::Graph { 3 } else { 0 };
+                        assert_eq!(program.captures().0, captures, "new, larger, longer");
+                        assert_eq!(verified(program, work).reads, 1);
+                    });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn edges_that_do_not_fit_double_the_capacities() {
+        let work = Fixpoint { rows: ROWS, seed: 1 };
+        let small = Capacity { pairs: 256, set: 1 << 14 };
+        for form in [Form::Graph, Form::Kernels] {
+            with_program(("sim", StackKind::Pool, form), (ROWS, small), |program| {
+                let _ = verified(program, work);
+                assert_eq!(program.capacity(), small.doubled().doubled());
+            });
+        }
+    }
+
+    #[test]
+    fn a_batch_ends_with_the_rounds_and_stays_between_its_bounds() {
+        for (rounds, batch) in [(0, 16), (16, 16), (17, 24), (40, 40), (511, 512), (9999, 512)] {
+            assert_eq!(batch_for(rounds), batch);
+            assert_eq!(batch % 2, 0);
         }
     }
 }

@@ -235,9 +235,9 @@ kernels! {
         }
     }
 
-    /// Lists a set; `count`, which is 0 before, says how many there are.
+    /// Lists a set; the first word of `count`, which is 0 before, says how many there are.
     fn collect(set: &Column<u64>, out: &Column<u64>, count: &Column<u64>)
-    over Grid::rows(set.len());
+    over Grid::tiles(set.len(), TILE);
     passes [reads(set), length(set.len()), writes(out), updates(count)];
     as |args| {
         let [Read(set), Write(out), Write(count)] = args.slices() else { return };

@@ -1,4 +1,9 @@
 //! The kernels of a fixpoint whose lengths stay on the device.
+//!
+//! The state is one buffer: a count for `collect`, a flag for what did not fit, and a counter of pairs for each round of a batch and for the
+//! one after. Round `r` extends as many pairs as counter `r` says, at most the capacity, and adds what it finds to counter `r + 1`.
+//!
+//! Table and set are hash tables of buckets, which a thread reads at once: a search begins at the first place of a bucket.
 
 #![allow(clippy::missing_safety_doc)]
 
@@ -6,33 +11,42 @@ use xlog_cuda::sim::KernelArgs;
 use xlog_cuda::sim::KernelSlice::{Read, Write};
 use xlog_cuda::{DeviceStream, Result};
 
+use super::super::numbers::mix;
 use super::super::{Column, EMPTY};
-use super::twins::{Word, add, matches, places, store, words, words_mut};
+use super::twins::{Word, add, store, words, words_mut};
 use super::{Grid, Kernels, length, mask, reads, updates, writes};
 
 /// The kernels of this file.
-pub(super) const NAMES: &[&str] = &["begin_round", "extend_pairs"];
+pub(super) const NAMES: &[&str] = &["clear_fixpoint", "insert_edges", "extend_pairs", "next_batch"];
 
 /// How far a search goes in a set before it counts as full.
 const MAX_PROBES: usize = 256;
 
-/// The maximum number of threads of a round: beyond, each takes several pairs.
-const MAX_THREADS: usize = 1 << 18;
+/// Places of a bucket, as the CUDA source has it.
+const BUCKET: usize = 8;
 
-/// Words of the state of a fixpoint.
-pub const PAIRS: usize = 0;
-/// The entries of the set.
-pub const ENTRIES: usize = 1;
-/// Not 0 where something did not fit.
-pub const OVERFLOW: usize = 2;
-/// Rounds that had pairs.
-pub const ROUNDS: usize = 3;
-/// The number of words.
-pub const STATE_WORDS: usize = 4;
+/// The maximum number of threads of a round: about a thousand for each processor of a large GPU. Beyond, each takes several pairs.
+const MAX_THREADS: usize = 1 << 17;
+
+/// The maximum number of threads that clear the tables.
+const MAX_CLEARING: usize = 1 << 18;
+
+/// The word of the state that is not 0 where the set was full. Word 0 is the count of `collect`.
+pub const OVERFLOW: usize = 1;
+/// The counter of the first round of a batch; those of further rounds follow.
+pub const FOUND: usize = 2;
+
+/// Words of a state for batches of `rounds` rounds.
+#[must_use]
+pub const fn state_words(rounds: usize) -> usize {
+    FOUND + rounds + 1
+}
 
 /// The buffers of one round.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
+    /// The number of the round in its batch.
+    pub number: usize,
     /// The pairs to extend.
     pub pairs: &'a Column<u64>,
     /// Where new pairs go; as long as `pairs`.
@@ -43,8 +57,6 @@ pub struct Round<'a> {
     pub set: &'a Column<u64>,
     /// The state of the fixpoint.
     pub state: &'a Column<u64>,
-    /// The number of new pairs.
-    pub found: &'a Column<u64>,
 }
 
 fn word(words: &[Word], at: usize) -> u64 {
@@ -52,70 +64,103 @@ fn word(words: &[Word], at: usize) -> u64 {
 }
 
 impl Kernels {
-    /// Begins a round: what the round before found is what this one extends.
-    pub unsafe fn begin_round(&self, stream: &DeviceStream, round: Round<'_>) -> Result<()> {
-        let capacity = round.pairs.len();
-        let arguments = [updates(round.state), updates(round.found), length(capacity)];
-        let twin = move |args: &mut KernelArgs<'_>| {
-            let [Write(state), Write(found)] = args.slices() else { return };
-            let (state, found) = (words_mut(state), words_mut(found));
-            let new = word(found, 0);
-            let pairs = new.min(capacity as u64);
-            if new > capacity as u64 {
-                store(state, OVERFLOW, 1_u64.to_le_bytes());
-            }
-            store(state, PAIRS, pairs.to_le_bytes());
-            if let Some(entries) = state.get_mut(ENTRIES) {
-                add(entries, new);
-            }
-            if let Some(rounds) = state.get_mut(ROUNDS) {
-                add(rounds, u64::from(pairs > 0));
-            }
-            store(found, 0, [0; 8]);
+    /// Empties the table and the set, and zeroes the state.
+    pub unsafe fn clear_fixpoint(
+        &self,
+        stream: &DeviceStream,
+        table: &Column<u64>,
+        set: &Column<u64>,
+        state: &Column<u64>,
+    ) -> Result<()> {
+        let arguments = [
+            writes(table),
+            length(table.len()),
+            writes(set),
+            length(set.len()),
+            writes(state),
+            length(state.len()),
+        ];
+        let twin = |args: &mut KernelArgs<'_>| {
+            let [Write(table), Write(set), Write(state)] = args.slices() else { return };
+            words_mut(table).fill(EMPTY.to_le_bytes());
+            words_mut(set).fill(EMPTY.to_le_bytes());
+            words_mut(state).fill([0; 8]);
         };
+        let grid = Grid::rows(set.len().min(MAX_CLEARING));
         // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
-        unsafe { self.launch(stream, "begin_round", Grid::rows(1), arguments, twin) }
+        unsafe { self.launch(stream, "clear_fixpoint", grid, arguments, twin) }
+    }
+
+    /// Puts each edge into the table, under its high half, and into the set; the distinct edges are the pairs of the first round. The
+    /// table has an empty place for every edge.
+    pub unsafe fn insert_edges(
+        &self,
+        stream: &DeviceStream,
+        edges: &Column<u64>,
+        first: Round<'_>,
+    ) -> Result<()> {
+        let Round { pairs, table, set, state, .. } = first;
+        let capacity = pairs.len();
+        let arguments = [
+            reads(edges),
+            length(edges.len()),
+            updates(table),
+            mask(table),
+            updates(set),
+            mask(set),
+            writes(pairs),
+            updates(state),
+            length(capacity),
+        ];
+        let twin = move |args: &mut KernelArgs<'_>| {
+            let [Read(edges), Write(table), Write(set), Write(pairs), Write(state)] = args.slices()
+            else {
+                return;
+            };
+            let (table, set) = (words_mut(table), words_mut(set));
+            let mut list = List { pairs: words_mut(pairs), state: words_mut(state), counter: 0 };
+            for edge in words(edges) {
+                let edge = u64::from_le_bytes(*edge);
+                let limit = table.len();
+                if insert_near(table, edge >> 32, edge, limit) == Some(true) {
+                    list.take(edge, insert_near(set, edge, edge, MAX_PROBES), capacity);
+                }
+            }
+        };
+        let grid = Grid::rows(edges.len().min(MAX_THREADS));
+        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+        unsafe { self.launch(stream, "insert_edges", grid, arguments, twin) }
     }
 
     /// Extends each pair by the edges that go on from it, and keeps what the set did not have.
     pub unsafe fn extend_pairs(&self, stream: &DeviceStream, round: Round<'_>) -> Result<()> {
-        let Round { pairs, fresh, table, set, state, found } = round;
+        let Round { number, pairs, fresh, table, set, state } = round;
         let capacity = pairs.len().min(fresh.len());
         let arguments = [
             reads(pairs),
             updates(state),
+            length(number),
             reads(table),
             mask(table),
             updates(set),
             mask(set),
             writes(fresh),
-            updates(found),
             length(capacity),
         ];
         let twin = move |args: &mut KernelArgs<'_>| {
-            let [Read(pairs), Write(state), Read(table), Write(set), Write(fresh), Write(found)] =
-                args.slices()
+            let [Read(pairs), Write(state), Read(table), Write(set), Write(fresh)] = args.slices()
             else {
                 return;
             };
-            let (pairs, table, state) = (words(pairs), words(table), words_mut(state));
-            let (set, fresh) = (words_mut(set), words_mut(fresh));
-            let [found, ..] = words_mut(found) else { return };
-            for pair in pairs.iter().take(word(state, PAIRS) as usize) {
+            let (pairs, table, set) = (words(pairs), words(table), words_mut(set));
+            let state = words_mut(state);
+            let len = (word(state, FOUND + number) as usize).min(capacity);
+            let mut list = List { pairs: words_mut(fresh), state, counter: number + 1 };
+            for pair in pairs.iter().take(len) {
                 let pair = u64::from_le_bytes(*pair);
-                for entry in matches(table, pair as u32) {
+                for entry in edges_from(table, pair as u32) {
                     let value = (pair >> 32 << 32) | (entry & u64::from(u32::MAX));
-                    match insert_bounded(set, value) {
-                        Some(true) => {
-                            let at = u64::from_le_bytes(*found) as usize;
-                            if at < capacity {
-                                store(fresh, at, value.to_le_bytes());
-                            }
-                            add(found, 1);
-                        }
-                        Some(false) => {}
-                        None => store(state, OVERFLOW, 1_u64.to_le_bytes()),
-                    }
+                    list.take(value, insert_near(set, value, value, MAX_PROBES), capacity);
                 }
             }
         };
@@ -123,14 +168,68 @@ impl Kernels {
         // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
         unsafe { self.launch(stream, "extend_pairs", grid, arguments, twin) }
     }
+
+    /// Begins a further batch: the last counter that is not 0 becomes the first, and the others 0.
+    pub unsafe fn next_batch(&self, stream: &DeviceStream, state: &Column<u64>) -> Result<()> {
+        let arguments = [updates(state), length(state.len())];
+        let twin = |args: &mut KernelArgs<'_>| {
+            let Some(counters) = words_mut(args.bytes_mut(0)).get_mut(FOUND..) else { return };
+            let last = counters.iter().rfind(|counter| **counter != [0; 8]).copied();
+            counters.fill([0; 8]);
+            store(counters, 0, last.unwrap_or_default());
+        };
+        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+        unsafe { self.launch(stream, "next_batch", Grid::rows(1), arguments, twin) }
+    }
 }
 
-/// Puts a value into a set; `None` where there is no place near its own.
-fn insert_bounded(set: &mut [Word], value: u64) -> Option<bool> {
-    for place in places(set, value).take(MAX_PROBES) {
-        match u64::from_le_bytes(set[place]) {
+/// The list of a round's new pairs, and the state with its counter.
+struct List<'a> {
+    pairs: &'a mut [Word],
+    state: &'a mut [Word],
+    counter: usize,
+}
+
+impl List<'_> {
+    /// Takes a value by what became of its insertion; beyond the capacity it is only counted.
+    fn take(&mut self, value: u64, inserted: Option<bool>, capacity: usize) {
+        match inserted {
+            Some(true) => {
+                let Some(counter) = self.state.get_mut(FOUND + self.counter) else { return };
+                let at = u64::from_le_bytes(*counter) as usize;
+                if at < capacity {
+                    store(self.pairs, at, value.to_le_bytes());
+                }
+                add(counter, 1);
+            }
+            Some(false) => {}
+            None => store(self.state, OVERFLOW, 1_u64.to_le_bytes()),
+        }
+    }
+}
+
+/// The places of a table from the bucket of a key on, over its end and on from its start.
+fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
+    let mask = table.len().wrapping_sub(1);
+    let first = mix(of) as usize & !(BUCKET - 1);
+    (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
+}
+
+/// The edges of a table that leave a vertex.
+fn edges_from(table: &[Word], vertex: u32) -> impl Iterator<Item = u64> {
+    places(table, u64::from(vertex))
+        .map(|place| u64::from_le_bytes(table[place]))
+        .take_while(|edge| *edge != EMPTY)
+        .filter(move |edge| edge >> 32 == u64::from(vertex))
+}
+
+/// Puts a value at the first empty place from the bucket of `of` on; `Some(false)` where it was there, `None` where `limit` places are
+/// taken.
+fn insert_near(table: &mut [Word], of: u64, value: u64, limit: usize) -> Option<bool> {
+    for place in places(table, of).take(limit) {
+        match u64::from_le_bytes(table[place]) {
             EMPTY => {
-                set[place] = value.to_le_bytes();
+                table[place] = value.to_le_bytes();
                 return Some(true);
             }
             other if other == value => return Some(false),

@@ -26,7 +26,7 @@ pub(super) fn halves_mut(bytes: &mut [u8]) -> &mut [Half] {
 }
 
 /// The places of a table from where a key's search begins, over its end and on from its start.
-pub(super) fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
+fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
     let mask = table.len().wrapping_sub(1);
     let first = mix(of) as usize;
     (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
@@ -55,7 +55,7 @@ pub(super) fn insert_unique(set: &mut [Word], value: u64) -> bool {
 }
 
 /// The entries of a key.
-pub(super) fn matches(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
+fn matches(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
     places(table, u64::from(key))
         .map(|place| u64::from_le_bytes(table[place]))
         .take_while(|entry| *entry != EMPTY)

@@ -30,13 +30,20 @@ struct ProgramReport {
     /// The device's part of all runs.
     seconds: f64,
     runs_per_second: Option<f64>,
-    /// Launches of the program, a graph counted once; `null` where the program does not count them.
-    launches: Option<usize>,
+    /// Launches of the program, a graph counted once.
+    launches: usize,
     /// Bytes that the program keeps for its rounds: an arena, buffers of fixed capacity, or the peak of exact buffers.
     bytes: usize,
 }
 
 impl ProgramReport {
+    /// Adds a run.
+    fn add(&mut self, run: &Self) {
+        self.runs_verified += run.runs_verified;
+        self.seconds += run.seconds;
+        self.launches += run.launches;
+    }
+
     fn rate(&mut self, runs: u32) {
         let seconds = self.seconds;
         self.runs_per_second = (seconds > 0.0).then(|| f64::from(runs) / seconds);
@@ -114,19 +121,34 @@ impl GraphReport {
 
     fn measure(&mut self, stack: &Stack, arguments: &RelationalArguments) -> Result<()> {
         self.detects_races = stack.device().properties().kind != DeviceKind::Cuda;
-        let mut capacity = Capacity::for_edges(self.rows);
-        for form in [Form::Graph, Form::Kernels] {
-            let session = Session::open(stack, 1, SessionOptions::default())?;
-            let mut program = FixedFixpoint::new(&session, self.rows, form, capacity)?;
-            let measured = self.measure_fixed(&session, &mut program)?;
-            capacity = program.capacity();
-            match form {
-                Form::Graph => self.graph = measured,
-                Form::Kernels => self.kernels = measured,
+        let session = Session::open(stack, 1, SessionOptions::default())?;
+        let program = |form, capacity| FixedFixpoint::new(&session, self.rows, form, capacity);
+        let mut graph = program(Form::Graph, Capacity::for_edges(self.rows))?;
+        let mut kernels = program(Form::Kernels, Capacity::for_edges(self.rows))?;
+        let exact = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
+        // In turns, so that each program finds the device as busy as the others do.
+        for run in 0..=self.repeat {
+            let work = self.work(run);
+            let of_graph = self.measure_fixed(&session, &mut graph, &work)?;
+            let of_kernels = self.measure_fixed(&session, &mut kernels, &work)?;
+            let of_exact = self.measure_exact(&exact, &work)?;
+            if run > 0 {
+                self.graph.add(&of_graph);
+                self.kernels.add(&of_kernels);
+                self.exact.add(&of_exact);
             }
         }
+        for program in [&mut self.graph, &mut self.kernels, &mut self.exact] {
+            program.rate(self.repeat);
+        }
+        self.graph.bytes = graph.held_bytes();
+        self.kernels.bytes = kernels.held_bytes();
+        self.exact.bytes = exact.manager().peak_bytes();
+        let (captures, time) = graph.captures();
+        (self.captures, self.capture_seconds) = (captures, time.as_secs_f64());
+        let capacity = graph.capacity();
         (self.pair_capacity, self.set_capacity) = (capacity.pairs, capacity.set);
-        self.measure_exact(stack, arguments)?;
+        drop((graph, kernels));
         let over = |of: &ProgramReport| {
             self.graph.runs_per_second.zip(of.runs_per_second).map(|(graph, of)| graph / of)
         };
@@ -139,55 +161,41 @@ impl GraphReport {
         Ok(())
     }
 
+    /// One run of a program with fixed capacities.
     fn measure_fixed(
         &mut self,
         session: &Session<'_>,
         program: &mut FixedFixpoint<'_>,
+        work: &Fixpoint,
     ) -> Result<ProgramReport> {
-        let mut measured = ProgramReport::default();
-        for run in 0..=self.repeat {
-            let work = self.work(run);
-            let before = session.launches();
-            let start = Instant::now();
-            let found = program.run(&work)?;
-            wait_for(session, &found.result)?;
-            let seconds = start.elapsed().as_secs_f64();
-            self.rounds = self.rounds.max(found.rounds);
-            let is_right = self.verify(&work, &found.result.to_vec()?);
-            if run > 0 {
-                measured.seconds += seconds;
-                measured.runs_verified += u32::from(is_right);
-                *measured.launches.get_or_insert(0) += session.launches() - before;
-            }
-        }
-        measured.rate(self.repeat);
-        measured.bytes = program.held_bytes();
-        let (captures, time) = program.captures();
-        self.captures += captures;
-        self.capture_seconds += time.as_secs_f64();
-        Ok(measured)
+        let start = Instant::now();
+        let found = program.run(work)?;
+        wait_for(session, &found.result)?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.measured(work, &found.result, found.rounds, seconds, found.launches)
     }
 
-    fn measure_exact(&mut self, stack: &Stack, arguments: &RelationalArguments) -> Result<()> {
-        let session = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
-        for run in 0..=self.repeat {
-            let work = self.work(run);
-            let before = session.launches();
-            let start = Instant::now();
-            let (result, rounds) = work.run(&session, 0)?;
-            wait_for(&session, &result)?;
-            let seconds = start.elapsed().as_secs_f64();
-            self.rounds = self.rounds.max(rounds);
-            let is_right = self.verify(&work, &result.to_vec()?);
-            if run > 0 {
-                self.exact.seconds += seconds;
-                self.exact.runs_verified += u32::from(is_right);
-                *self.exact.launches.get_or_insert(0) += session.launches() - before;
-            }
-        }
-        self.exact.rate(self.repeat);
-        self.exact.bytes = session.manager().peak_bytes();
-        Ok(())
+    /// One run of the program with exact sizes.
+    fn measure_exact(&mut self, session: &Session<'_>, work: &Fixpoint) -> Result<ProgramReport> {
+        let before = session.launches();
+        let start = Instant::now();
+        let (result, rounds) = work.run(session, 0)?;
+        wait_for(session, &result)?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.measured(work, &result, rounds, seconds, session.launches() - before)
+    }
+
+    fn measured(
+        &mut self,
+        work: &Fixpoint,
+        result: &Column<u64>,
+        rounds: u32,
+        seconds: f64,
+        launches: usize,
+    ) -> Result<ProgramReport> {
+        self.rounds = self.rounds.max(rounds);
+        let runs_verified = u32::from(self.verify(work, &result.to_vec()?));
+        Ok(ProgramReport { runs_verified, seconds, launches, ..Default::default() })
     }
 
     fn verify(&mut self, work: &Fixpoint, pairs: &[u64]) -> bool {
