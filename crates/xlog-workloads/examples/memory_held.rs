@@ -1,8 +1,9 @@
 //! Memory that a resource holds of the device, against what the work asks for.
 //!
-//!     cargo run --release -p xlog-workloads --example memory_held [-- [--device SPEC] [--async] [FILTER | LOG.csv[.gz] ...]]
+//!     cargo run --release -p xlog-workloads --example memory_held [-- [--device SPEC] [--async] [--behind N] [FILTER | LOG.csv[.gz] ...]]
 //!
-//! The resource is the pool; `--async` takes the driver's own pool instead. For a log on a GPU both are measured, and the figures of
+//! The resource is the pool; `--async` takes the driver's own pool instead. With `--behind N` work completes N to 2 N
+//! operations after it was queued, as if the host ran ahead of the device. For a log on a GPU both are measured, and the figures of
 //! PyTorch's own allocator are printed if the README.md beside the log has them.
 //! Each row prints the peak of reserved bytes divided by the peak of requested bytes, the time of an operation, and on the
 //! simulated device the driver calls: handles created, and handles unmapped. A log is a file of RMM's six columns; one thread
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_base::SplitMix;
-use xlog_cuda::CudaDevice;
+use xlog_cuda::{CudaDevice, Gate};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig,
     PoolResource, ResourceError, StreamId, StreamLease, StreamPool,
@@ -40,10 +41,15 @@ struct Setup<'a> {
     spec: Option<&'a str>,
     /// Whether the driver's own pool serves.
     is_async: bool,
+    /// Operations by which the streams are behind; 0 if all work is complete at once.
+    behind: u64,
 }
 
 /// A resource with its streams, and the peaks so far.
 struct Held {
+    /// What holds the streams. First, so that they are let go before the resource waits for them.
+    gates: Vec<Gate>,
+    behind: u64,
     sim: Option<Arc<SimDevice>>,
     streams: Vec<StreamLease>,
     resource: Box<dyn DeviceMemoryResource>,
@@ -55,7 +61,7 @@ struct Held {
 }
 
 impl Held {
-    fn new(Setup { spec, is_async }: Setup<'_>, streams: usize) -> Self {
+    fn new(Setup { spec, is_async, behind }: Setup<'_>, streams: usize) -> Self {
         let sim = spec.is_none().then(|| SimDevice::open(Default::default()).unwrap());
         let device = match (&sim, spec) {
             (None, Some(spec)) => Arc::new(CudaDevice::open(spec).unwrap()),
@@ -63,7 +69,7 @@ impl Held {
             (None, None) => unreachable!("one of the two"),
         };
         let pool_of_streams = Arc::new(StreamPool::new(device.clone(), streams));
-        let leases = (0..streams).map(|_| pool_of_streams.lease().unwrap()).collect();
+        let leases: Vec<_> = (0..streams).map(|_| pool_of_streams.lease().unwrap()).collect();
         let ordinal = device.ordinal();
         let resource: Box<dyn DeviceMemoryResource> = if is_async {
             Box::new(AsyncCudaResource::new(device, ordinal, pool_of_streams))
@@ -72,6 +78,8 @@ impl Held {
             Box::new(PoolResource::new(device, ordinal, pool_of_streams, config).unwrap())
         };
         Self {
+            gates: Vec::new(),
+            behind,
             sim,
             streams: leases,
             resource,
@@ -87,8 +95,17 @@ impl Held {
         self.streams[stream % self.streams.len()].id()
     }
 
-    fn allocate(&mut self, bytes: u64, stream: usize) -> Option<DeviceBlock> {
+    /// Counts an operation. What was queued before the last hold completes when the next one is queued.
+    fn count(&mut self) {
         self.operations += 1;
+        if self.behind > 0 && self.operations.is_multiple_of(self.behind) {
+            let next = self.streams.iter().map(|stream| stream.hold().unwrap()).collect();
+            self.gates = next;
+        }
+    }
+
+    fn allocate(&mut self, bytes: u64, stream: usize) -> Option<DeviceBlock> {
+        self.count();
         let block = match self.resource.allocate(bytes as usize, self.id(stream), TAG) {
             Ok(block) => block,
             Err(ResourceError::OutOfMemory { .. }) => return None,
@@ -102,7 +119,7 @@ impl Held {
     }
 
     fn free(&mut self, block: DeviceBlock, bytes: u64) {
-        self.operations += 1;
+        self.count();
         self.requested -= bytes;
         self.resource.deallocate(block).unwrap();
     }
@@ -245,7 +262,11 @@ fn main() {
         arguments.remove(at)
     });
     let is_async = arguments.extract_if(.., |text| text == "--async").count() > 0;
-    let setup = Setup { spec: spec.as_deref(), is_async };
+    let behind = arguments.iter().position(|argument| argument == "--behind").map_or(0, |at| {
+        arguments.remove(at);
+        arguments.remove(at).parse().unwrap()
+    });
+    let setup = Setup { spec: spec.as_deref(), is_async, behind };
     let is_log = |text: &mut String| text.ends_with(".csv") || text.ends_with(".csv.gz");
     let logs: Vec<String> = arguments.extract_if(.., is_log).collect();
     for log in &logs {

@@ -39,7 +39,10 @@ fn a_large_request_waits_as_long_as_growth_would_take() {
         waited += u32::from(grown == 0);
         let config = PoolConfig::default().with_reuse(PoolReuse::deterministic());
         let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
-        assert!(growth_beside_queued_work(&device, config) > 0, "seed {seed}: it depends on timing");
+        assert!(
+            growth_beside_queued_work(&device, config) > 0,
+            "seed {seed}: it depends on timing"
+        );
     }
     // The schedule decides whether the work completes within the wait.
     assert!(waited > 10, "{waited} of 20 schedules");
@@ -60,5 +63,34 @@ fn a_large_request_does_not_wait_for_ever() {
         gate.release();
         rig.pool.deallocate(second).unwrap();
         rig.empty();
+    });
+}
+
+#[test]
+fn a_free_range_of_a_busy_stream_is_extended_in_place_for_the_same_stream() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [one, two] = rig.leases();
+        let gate = WatchedGate::new(one.hold().unwrap());
+        let first = rig.allocate(20 * MIB, &one);
+        fill(&one, first.ptr, 1, 20 * MIB);
+        let ptr = first.ptr;
+        rig.pool.deallocate(first).unwrap();
+        let before = rig.pool.snapshot().reserved_bytes;
+        let second = rig.allocate(30 * MIB, &one);
+        fill(&one, second.ptr, 2, 30 * MIB);
+        assert_eq!(second.ptr, ptr, "the same stream needs no wait");
+        let grown = rig.pool.snapshot().reserved_bytes - before;
+        assert!(grown <= 12 * MIB, "{grown}");
+        // What was extended is still behind the work of its stream.
+        rig.pool.deallocate(second).unwrap();
+        let third = rig.allocate(30 * MIB, &two);
+        fill(&two, third.ptr, 3, 30 * MIB);
+        assert_ne!(third.ptr, ptr, "another stream does not get it");
+        gate.release();
+        assert_all(&read(&two, third.ptr, 30 * MIB).unwrap(), 3);
+        rig.pool.deallocate(third).unwrap();
+        rig.empty();
+        assert!(device.races().is_empty(), "{:?}", device.races());
     });
 }

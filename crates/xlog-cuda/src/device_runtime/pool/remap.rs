@@ -9,13 +9,14 @@
 //! they need no credits, so the pool stays within 1 + 1/3 of the live bytes wherever free memory can be put together.
 //!
 //! Invariants:
-//! - A handle is unmapped only after the host has seen all work on it complete. `find_idle` checks without locks;
-//!   `remove_idle_in` checks again while it holds the lock of the arena.
+//! - A handle is unmapped only after the host has seen all work on it complete. `find_free` checks without locks;
+//!   `remove_free_in` checks again while it holds the lock of the arena.
+//! - Free memory of the requesting stream may have pending work: it stays where it is, and fresh memory extends it.
 //! - `growing` is held, since the ranges belong to no arena meanwhile.
 
 use super::arena::Suballocation;
 use super::reserve::{Growth, is_full};
-use super::segments::{Span, SpanRequest};
+use super::segments::{FreeMemory, Span, SpanRequest};
 use super::slow_path::SlowPath;
 use super::steal::OwnedRange;
 use super::tlsf::Range;
@@ -42,6 +43,21 @@ const UNBOUNDED: u64 = 256 << 20;
 const LARGE_REMAP: u64 = 128 << 20;
 /// With more than 1/MUCH_FREE of the pool free, a remap needs no credits.
 const MUCH_FREE: u64 = 4;
+
+/// Free memory that a request may be put together from, by address and coalesced.
+#[derive(Debug, Default)]
+struct FreeSpans {
+    /// Without pending work.
+    idle: Vec<Span>,
+    /// Of the stream that asks, with pending work: it serves this stream where it is, and is not unmapped.
+    staying: Vec<Span>,
+}
+
+impl FreeSpans {
+    fn memory(&self) -> FreeMemory<'_> {
+        FreeMemory { idle: &self.idle, staying: &self.staying }
+    }
+}
 
 impl SlowPath<'_> {
     /// Serves the request from free memory without pending work, wherever it is: from adjacent ranges of several
@@ -72,37 +88,42 @@ impl SlowPath<'_> {
         if !self.is_paid(&mut growth, 1) {
             return Ok(None);
         }
-        let found = self.find_idle();
+        let found = self.find_free();
         if self.size < LARGE_REMAP {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
         }
-        let idle = coalesce(found.iter().map(|part| part.range.into()).collect());
-        let holding = self.spans_that_hold(&idle);
+        let free = self.by_completion(found.iter().copied());
+        let holding = self.spans_that_hold(&free.idle);
         if !holding.is_empty() {
-            let removed = self.remove_idle_in(&found, &holding);
-            reserve.insert_idle(removed, &[]);
+            let removed = self.remove_free_in(&found, &holding);
+            self.put_back_free(&removed, &[]);
             return Ok(self.allocate_shared_free());
         }
         // A free handle holds any smaller request where it is.
         if self.size <= granularity || !can_move {
             return Ok(None);
         }
-        let chosen = self.choose_remap(&idle, &mut growth);
+        let chosen = self.choose_remap(&free, &mut growth);
         let Some((request, uses)) = chosen else {
             // While a pool grows, most searches are in vain: with many ranges they are made for a part of the requests.
             growth.charge_search(found.len() / RANGES_PER_VAIN_CREDIT);
             return Ok(None);
         };
-        let idle = self.remove_idle_in(&found, &coalesce(uses));
-        self.remap_idle(idle, request, ServedBy::Completed)
+        let free = self.remove_free_in(&found, &coalesce(uses));
+        let source = if free.staying.is_empty() { ServedBy::Completed } else { ServedBy::Own };
+        self.remap_free(&free, request, source)
     }
 
     /// Chooses between a remap, growth behind a free range, and growth elsewhere (`None`). Returns the request and the
-    /// parts of `idle` that it takes.
-    fn choose_remap(&self, idle: &[Span], growth: &mut Growth) -> Option<(SpanRequest, Vec<Span>)> {
+    /// parts of the free memory that it takes.
+    fn choose_remap(
+        &self,
+        free: &FreeSpans,
+        growth: &mut Growth,
+    ) -> Option<(SpanRequest, Vec<Span>)> {
         let segments = &self.pool.reserve.segments;
         let moving = self.span_request(if self.size >= UNBOUNDED { usize::MAX } else { MAX_MOVED });
-        let plan = segments.plan(idle, moving)?;
+        let plan = segments.plan(free.memory(), moving)?;
         if plan.fresh <= self.size - self.minimum_free() && self.is_paid(growth, plan.handles) {
             return Some((moving, plan.uses));
         }
@@ -111,7 +132,7 @@ impl SlowPath<'_> {
             return None;
         }
         let extending = self.span_request(0);
-        let plan = segments.plan(idle, extending)?;
+        let plan = segments.plan(free.memory(), extending)?;
         (plan.fresh <= self.size - self.size / MIN_EXTENDED).then_some((extending, plan.uses))
     }
 
@@ -141,27 +162,52 @@ impl SlowPath<'_> {
         let _growing = reserve.growing();
         let idle = self.pool.remove_idle();
         if idle.iter().any(|span| span.holds(self.size, self.align)) {
-            reserve.insert_idle(idle, &[]);
+            reserve.insert_idle(&idle, &[]);
             return Ok(self.allocate_shared_free());
         }
-        self.remap_idle(idle, self.span_request(usize::MAX), ServedBy::Grown)
+        let free = FreeSpans { idle, staying: Vec::new() };
+        self.remap_free(&free, self.span_request(usize::MAX), ServedBy::Grown)
     }
 
-    /// Remaps handles inside `idle`, which belongs to no arena. What is left goes to the shared free list.
-    fn remap_idle(
+    /// Puts the request together from `free`, which belongs to no arena.
+    fn remap_free(
         &self,
-        idle: Vec<Span>,
+        free: &FreeSpans,
         request: SpanRequest,
         source: ServedBy,
     ) -> ResourceResult<Option<Suballocation>> {
-        let reserve = &self.pool.reserve;
-        let (span, gone, outcome) = reserve.segments.defragment(&idle, request, self.stream);
-        reserve.insert_idle(idle, &gone);
+        let segments = &self.pool.reserve.segments;
+        let (span, gone, outcome) = segments.defragment(free.memory(), request, self.stream);
+        self.put_back_free(free, &gone);
         outcome?;
-        Ok(match span {
-            Some(span) => self.insert_and_allocate(self.fresh(span), source),
-            None => self.allocate_shared_free(),
-        })
+        let Some(span) = span else { return Ok(self.allocate_shared_free()) };
+        let mut range = self.fresh(span);
+        if !free.staying.is_empty() {
+            range.stamp = self.owner.clock().now();
+        }
+        Ok(self.insert_and_allocate(range, source))
+    }
+
+    /// Puts back what is left of `free`: idle memory to the shared free list, the stream's own to its arena.
+    fn put_back_free(&self, free: &FreeSpans, gone: &[Span]) {
+        self.pool.reserve.insert_idle(&free.idle, gone);
+        for span in free.staying.iter().flat_map(|span| span.without(gone)) {
+            // A stamp that covers all work of the stream so far.
+            let stamp = self.owner.clock().now();
+            let range = Range { ptr: span.ptr, bytes: span.bytes, stamp };
+            self.arena.with(|arena| arena.insert(range));
+        }
+    }
+
+    /// Divides free ranges into idle ones, and those of this stream with pending work.
+    fn by_completion(&self, found: impl Iterator<Item = OwnedRange>) -> FreeSpans {
+        let own = Some(self.owner.clock().slot());
+        let is_staying = |part: &OwnedRange| part.slot == own && !is_idle(&part.range, self.owner);
+        let (staying, idle): (Vec<OwnedRange>, Vec<OwnedRange>) = found.partition(is_staying);
+        let spans = |parts: Vec<OwnedRange>| {
+            coalesce(parts.into_iter().map(|part| part.range.into()).collect())
+        };
+        FreeSpans { idle: spans(idle), staying: spans(staying) }
     }
 
     /// The smallest spans that hold the request, by address: several, so that the next requests need no search.
@@ -174,10 +220,10 @@ impl SlowPath<'_> {
         holding
     }
 
-    /// Finds the free ranges without pending work, by arena; the shared free list is last. Small ones too: between large
-    /// ones they would break a run.
-    fn find_idle(&self) -> Vec<OwnedRange> {
-        let pool = self.pool;
+    /// Finds the free ranges without pending work and all of this stream, by arena; the shared free list is last. Small
+    /// ones too: between large ones they would break a run.
+    fn find_free(&self) -> Vec<OwnedRange> {
+        let (pool, own) = (self.pool, self.owner.clock().slot());
         let mut found = Vec::new();
         pool.arenas.scan(|slot, arena| {
             let ranges = arena.tlsf.ranges();
@@ -191,17 +237,17 @@ impl SlowPath<'_> {
                 polled = part.slot;
                 stream.poll_tail();
             }
-            is_idle(&part.range, stream)
+            part.slot == Some(own) || is_idle(&part.range, stream)
         });
         let shared_free = pool.reserve.ranges().into_iter();
         found.extend(shared_free.map(|range| OwnedRange { range, slot: None }));
         found
     }
 
-    /// Removes `chosen`, sorted by address, from the ranges that were found, as far as these are still free without
-    /// pending work.
-    fn remove_idle_in(&self, found: &[OwnedRange], chosen: &[Span]) -> Vec<Span> {
-        let pool = self.pool;
+    /// Removes `chosen`, sorted by address, from the ranges that were found, as far as these are still free, and without
+    /// pending work if they are of other streams.
+    fn remove_free_in(&self, found: &[OwnedRange], chosen: &[Span]) -> FreeSpans {
+        let (pool, own) = (self.pool, self.owner.clock().slot());
         let part_of = |range: &Range| {
             let end = range.ptr + range.bytes;
             let first = chosen.partition_point(|span| span.end() <= range.ptr);
@@ -209,11 +255,12 @@ impl SlowPath<'_> {
             let ptr = span.ptr.max(range.ptr);
             Some(Range { ptr, bytes: span.end().min(end) - ptr, stamp: range.stamp })
         };
-        let mut removed: Vec<Range> = Vec::new();
+        let mut removed: Vec<OwnedRange> = Vec::new();
         for parts in found.chunk_by(|one, other| one.slot == other.slot) {
             let Some(minimum) = parts.iter().map(|part| part.range.bytes).min() else { continue };
             let Some(slot) = parts.first().and_then(|part| part.slot) else {
-                removed.extend(pool.reserve.remove_if(minimum, &mut |range| part_of(range)));
+                let ranges = pool.reserve.remove_if(minimum, &mut |range| part_of(range));
+                removed.extend(ranges.into_iter().map(|range| OwnedRange { range, slot: None }));
                 continue;
             };
             let (Some(arena), Some(stream)) =
@@ -224,12 +271,15 @@ impl SlowPath<'_> {
             if !parts.iter().any(|part| part_of(&part.range).is_some()) {
                 continue;
             }
-            removed.extend(arena.with(|arena| {
-                let leave = &mut |range: &Range| part_of(range).filter(|_| is_idle(range, stream));
+            let ranges = arena.with(|arena| {
+                let may_leave = |range: &Range| slot == own || is_idle(range, stream);
+                let leave = &mut |range: &Range| part_of(range).filter(|_| may_leave(range));
                 arena.tlsf.remove_if(minimum, leave)
-            }));
+            });
+            let slot = Some(slot);
+            removed.extend(ranges.into_iter().map(|range| OwnedRange { range, slot }));
         }
-        coalesce(removed.into_iter().map(Span::from).collect())
+        self.by_completion(removed.into_iter())
     }
 }
 

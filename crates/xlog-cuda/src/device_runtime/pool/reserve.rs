@@ -143,23 +143,10 @@ impl Reserve {
     }
 
     /// Inserts what is left of `idle`, without `gone`, into the shared free list.
-    pub(super) fn insert_idle(&self, idle: Vec<Span>, gone: &[Span]) {
-        let mut gone: Vec<Span> = gone.to_vec();
-        gone.sort_unstable_by_key(|span| span.ptr);
-        let mut gone = gone.into_iter().peekable();
+    pub(super) fn insert_idle(&self, idle: &[Span], gone: &[Span]) {
         let mut shared_free = self.shared_free.lock();
-        for span in idle {
-            let (mut from, end) = (span.ptr, span.end());
-            while let Some(part) = gone.next_if(|part| part.ptr < end) {
-                if part.ptr > from {
-                    let range = Range { ptr: from, bytes: part.ptr - from, stamp: 0 };
-                    shared_free.insert_span(range, true);
-                }
-                from = part.end();
-            }
-            if from < end {
-                shared_free.insert_span(Range { ptr: from, bytes: end - from, stamp: 0 }, true);
-            }
+        for span in idle.iter().flat_map(|span| span.without(gone)) {
+            shared_free.insert_span(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 }, true);
         }
     }
 

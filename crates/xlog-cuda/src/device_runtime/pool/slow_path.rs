@@ -41,6 +41,8 @@ const DEFERRED_PER_REQUEST: usize = 2;
 const DEFERRED_PER_SCAN: usize = 64;
 /// Arenas that a scan visits for one credit, if no other thread owns them.
 const ARENAS_PER_CREDIT: u32 = 16;
+/// What each stream may have of its own, on average, before free memory of others is scanned without credits.
+const BYTES_PER_STREAM: u64 = 2 * MAX_TRANSFER;
 /// The maximum of scan credits; a pool starts with them.
 const MAX_SCAN_CREDITS: u32 = 64;
 
@@ -229,16 +231,17 @@ impl SlowPath<'_> {
     /// Whether this request may scan the arenas of other streams.
     ///
     /// Every slow-path request earns one credit; a scan costs one for each foreign arena, and one for sixteen others. So
-    /// requests of many streams grow until each stream has memory of its own. Large requests, pools above
-    /// `eager_growth_bytes` and pools of which much is free always scan.
+    /// requests of many streams grow until each stream has memory of its own. Large requests and pools above
+    /// `eager_growth_bytes` always scan, and pools with enough for every stream of which much is free.
     fn may_scan(&self, foreign_arenas: u32) -> bool {
         let held = self.pool.reserve.segments.reserved();
-        let cost = foreign_arenas + self.pool.arenas.iter().count() as u32 / ARENAS_PER_CREDIT;
+        let arenas = self.pool.arenas.iter().count() as u32;
+        let cost = foreign_arenas + arenas / ARENAS_PER_CREDIT;
         cost == 0
             || self.size > MAX_TRANSFER
             || held > self.pool.config.eager_growth_bytes as u64
             || self.pool.scan_credits.pay(cost)
-            || self.has_much_free()
+            || held > u64::from(arenas) * BYTES_PER_STREAM && self.has_much_free()
     }
 
     /// Whether the pool holds so much free memory that a wait is better than growth.

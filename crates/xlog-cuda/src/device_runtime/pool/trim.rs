@@ -38,7 +38,7 @@ impl PoolResource {
         self.poll_streams();
         let idle = self.remove_idle();
         let (gone, outcome) = self.reserve.segments.release(&idle, excess);
-        self.reserve.insert_idle(idle, &gone);
+        self.reserve.insert_idle(&idle, &gone);
         self.share_magazines();
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }

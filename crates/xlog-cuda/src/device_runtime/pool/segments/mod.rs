@@ -66,6 +66,23 @@ impl Span {
     pub(crate) fn contains(self, other: Self) -> bool {
         self.ptr <= other.ptr && other.end() <= self.end()
     }
+
+    /// The parts that are in none of `others`, which are sorted and do not overlap.
+    pub(crate) fn without(self, others: &[Self]) -> Vec<Self> {
+        let mut parts = Vec::new();
+        let mut start = self.ptr;
+        let first = others.partition_point(|other| other.end() <= self.ptr);
+        for other in others[first..].iter().take_while(|other| other.ptr < self.end()) {
+            if start < other.ptr {
+                parts.push(Self { ptr: start, bytes: other.ptr - start });
+            }
+            start = other.end();
+        }
+        if start < self.end() {
+            parts.push(Self { ptr: start, bytes: self.end() - start });
+        }
+        parts
+    }
 }
 
 /// A request for contiguous memory.
@@ -75,6 +92,23 @@ pub(crate) struct SpanRequest {
     pub(crate) align: u64,
     /// The maximum of free handles that are remapped for it.
     pub(crate) max_moved: usize,
+}
+
+/// Free memory that a request may be put together from. No block lies there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FreeMemory<'a> {
+    /// No work is pending on it, so it may be moved. Sorted and coalesced.
+    pub(crate) idle: &'a [Span],
+    /// Work of the stream that asks may be pending on it, so it stays where it is.
+    pub(crate) staying: &'a [Span],
+}
+
+#[cfg(test)]
+impl<'a> FreeMemory<'a> {
+    /// Free memory without pending work.
+    pub(crate) fn idle(idle: &'a [Span]) -> Self {
+        Self { idle, staying: &[] }
+    }
 }
 
 /// What a remap would take.
@@ -114,20 +148,19 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
 
     /// What [`defragment`](Self::defragment) would do for a request. `None` if this kind cannot remap memory, or lacks
     /// addresses.
-    fn plan(&self, _idle: &[Span], _request: SpanRequest) -> Option<Remap> {
+    fn plan(&self, _free: FreeMemory<'_>, _request: SpanRequest) -> Option<Remap> {
         None
     }
 
-    /// Builds a contiguous span for a request, from parts of `idle` that stay where they are, from whole segments inside
-    /// `idle` that are remapped beside them, and from fresh memory for the rest. `idle` is as for
-    /// [`release`](Self::release), sorted and coalesced.
+    /// Builds a contiguous span for a request, from parts of the free memory that stay where they are, from whole idle
+    /// segments that are remapped beside them, and from fresh memory for the rest.
     ///
-    /// The results are the new span, the parts of `idle` that it took, and the failure. No span and no error means that
+    /// The results are the new span, the parts of `free` that it took, and the failure. No span and no error means that
     /// this kind cannot remap memory. After a failure all segments are where they were, except those that are reported
     /// as taken.
     fn defragment(
         &self,
-        _idle: &[Span],
+        _free: FreeMemory<'_>,
         _request: SpanRequest,
         _stream: StreamId,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {

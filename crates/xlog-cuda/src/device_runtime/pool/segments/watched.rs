@@ -14,7 +14,7 @@ use super::super::super::resource::{
     StreamId,
 };
 use super::account::Account;
-use super::{Remap, Segments, Span, SpanRequest, round_up};
+use super::{FreeMemory, Remap, Segments, Span, SpanRequest, round_up};
 
 /// Segments of any kind, with watchers.
 pub(crate) struct WatchedSegments {
@@ -116,23 +116,23 @@ impl Segments for WatchedSegments {
         (gone, outcome)
     }
 
-    fn plan(&self, idle: &[Span], request: SpanRequest) -> Option<Remap> {
-        self.inner.plan(idle, request)
+    fn plan(&self, free: FreeMemory<'_>, request: SpanRequest) -> Option<Remap> {
+        self.inner.plan(free, request)
     }
 
     fn defragment(
         &self,
-        idle: &[Span],
+        free: FreeMemory<'_>,
         request: SpanRequest,
         stream: StreamId,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
         let tickets = self.tickets();
-        let (span, taken, outcome) = self.inner.defragment(idle, request, stream);
+        let (span, taken, outcome) = self.inner.defragment(free, request, stream);
         // Parts that stay where they are have neither gone nor come.
         let stay: Vec<Span> = span.iter().copied().collect();
-        let gone: Vec<Span> = taken.iter().flat_map(|&part| without(part, &stay)).collect();
+        let gone: Vec<Span> = taken.iter().flat_map(|part| part.without(&stay)).collect();
         self.returned(&gone, &tickets);
-        for part in span.iter().flat_map(|&span| without(span, &taken)) {
+        for part in span.iter().flat_map(|span| span.without(&taken)) {
             self.taken(part);
         }
         (span, taken, outcome)
@@ -199,23 +199,6 @@ impl Segments for WatchedSegments {
         }
         true
     }
-}
-
-/// The parts of `span` that are in none of `others`, which are sorted and do not overlap.
-fn without(span: Span, others: &[Span]) -> Vec<Span> {
-    let mut parts = Vec::new();
-    let mut start = span.ptr;
-    let mut add = |start: u64, end: u64| {
-        if start < end {
-            parts.push(Span { ptr: start, bytes: end - start });
-        }
-    };
-    for other in others.iter().filter(|other| other.ptr < span.end() && span.ptr < other.end()) {
-        add(start, other.ptr);
-        start = other.end();
-    }
-    add(start, span.end());
-    parts
 }
 
 impl fmt::Debug for WatchedSegments {

@@ -21,7 +21,8 @@ use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::account::Account;
 use super::config::SegmentConfig;
 use super::{
-    Remap, Segments, Span, SpanRequest, UNIT, generously, min_size, out_of_memory, to_usize,
+    FreeMemory, Remap, Segments, Span, SpanRequest, UNIT, generously, min_size, out_of_memory,
+    to_usize,
 };
 use crate::CudaDevice;
 use addresses::Addresses;
@@ -195,21 +196,21 @@ impl MappedSegments {
         })
     }
 
-    /// Plans a request over the free memory `idle`, and allocates the addresses that get handles.
+    /// Plans a request over free memory, and allocates the addresses that get handles.
     fn plan_and_allocate(
         &self,
         memory: &dyn VirtualMemory,
-        idle: &[Span],
+        free: FreeMemory<'_>,
         need: Need,
     ) -> ResourceResult<Plan> {
         let mut state = self.state.lock();
-        let plan = match state.plan(idle, need) {
+        let plan = match state.plan(free, need) {
             Some(plan) => plan,
             None => {
                 let bytes = need.bytes.next_multiple_of(self.granularity);
                 state.addresses.reserve(memory, bytes.saturating_add(need.align))?;
                 let none = DriverError::OutOfMemory { call: "reserve", requested: bytes };
-                state.plan(idle, need).ok_or(none)?
+                state.plan(free, need).ok_or(none)?
             }
         };
         for fill in &plan.fills {
@@ -337,8 +338,8 @@ impl Segments for MappedSegments {
         (gone, outcome)
     }
 
-    fn plan(&self, idle: &[Span], request: SpanRequest) -> Option<Remap> {
-        let plan = self.state.lock().plan(idle, self.need(request).ok()?)?;
+    fn plan(&self, free: FreeMemory<'_>, request: SpanRequest) -> Option<Remap> {
+        let plan = self.state.lock().plan(free, self.need(request).ok()?)?;
         let fresh = self.fresh_sizes(&plan, request.bytes);
         Some(Remap {
             handles: plan.moved().count() + fresh.iter().map(Vec::len).sum::<usize>(),
@@ -350,7 +351,7 @@ impl Segments for MappedSegments {
 
     fn defragment(
         &self,
-        idle: &[Span],
+        free: FreeMemory<'_>,
         request: SpanRequest,
         _stream: StreamId,
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
@@ -358,7 +359,7 @@ impl Segments for MappedSegments {
         let planned = self.need(request).and_then(|need| {
             let memory = self.memory()?;
             let _ = self.sweep(memory);
-            Ok((memory, self.plan_and_allocate(memory, idle, need)?))
+            Ok((memory, self.plan_and_allocate(memory, free, need)?))
         });
         let (memory, plan) = match planned {
             Ok(planned) => planned,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
 use super::super::super::super::resource::ResourceResult;
-use super::super::{Span, to_usize};
+use super::super::{FreeMemory, Span, to_usize};
 use super::addresses::Addresses;
 use super::plan::{Need, Piece, Plan, plan};
 
@@ -54,18 +54,19 @@ impl State {
         found
     }
 
-    /// Plans a request over the free memory `idle`, by address, and the unmapped addresses.
-    pub(super) fn plan(&self, idle: &[Span], need: Need) -> Option<Plan> {
-        let handles = if need.max_moved > 0 { self.inside(idle) } else { Vec::new() };
-        plan(&self.pieces(idle), &handles, need)
+    /// Plans a request over free memory and the unmapped addresses.
+    pub(super) fn plan(&self, free: FreeMemory<'_>, need: Need) -> Option<Plan> {
+        let handles = if need.max_moved > 0 { self.inside(free.idle) } else { Vec::new() };
+        plan(&self.pieces(free), &handles, need)
     }
 
     /// Free memory and unmapped addresses, by address.
-    fn pieces(&self, idle: &[Span]) -> Vec<Piece> {
-        let idle = idle.iter().map(|&span| Piece { span, is_mapped: true });
+    fn pieces(&self, free: FreeMemory<'_>) -> Vec<Piece> {
+        let mapped = free.idle.iter().chain(free.staying);
+        let mapped = mapped.map(|&span| Piece { span, is_mapped: true });
         let gaps = self.addresses.gaps().map(|span| Piece { span, is_mapped: false });
-        let mut pieces: Vec<Piece> = idle.chain(gaps).collect();
-        // A stable sort merges the two runs.
+        let mut pieces: Vec<Piece> = mapped.chain(gaps).collect();
+        // A stable sort merges the runs.
         pieces.sort_by_key(|piece| piece.span.ptr);
         pieces
     }

@@ -126,7 +126,8 @@ fn a_lost_device_is_an_error_and_not_a_panic() {
     assert!(matches!(segments.grow(1, ON), Err(ResourceError::Driver(_))));
     let (gone, outcome) = segments.release(&[span], u64::MAX);
     assert!(gone.is_empty() && outcome.is_err());
-    let (moved, gone, outcome) = segments.defragment(&[span], request(10 * GRAIN), ON);
+    let (moved, gone, outcome) =
+        segments.defragment(FreeMemory::idle(&[span]), request(10 * GRAIN), ON);
     assert!(moved.is_none() && gone.is_empty() && outcome.is_err());
     assert_eq!((segments.reserved(), segments.segment_count()), (9 * GRAIN, 2));
 }

@@ -183,7 +183,7 @@ fn a_gather_takes_fresh_memory_only_for_what_idle_handles_lack() {
     assert!(grown > 0 && grown < 9 * GRAIN && idle + grown >= 9 * GRAIN, "{grown} of {idle}");
     assert_eq!(segments.reserved(), used(&device));
     // Without any idle memory it is growth by exactly what is needed.
-    let (span, gone, outcome) = segments.defragment(&[], request(GRAIN), ON);
+    let (span, gone, outcome) = segments.defragment(FreeMemory::idle(&[]), request(GRAIN), ON);
     assert_eq!((span.map(|span| span.bytes), gone, outcome), (Some(GRAIN), vec![], Ok(())));
     assert!(device.races().is_empty());
 }

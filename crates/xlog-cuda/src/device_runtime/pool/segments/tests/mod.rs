@@ -13,7 +13,8 @@ use xlog_sim::{SimConfig, SimDevice};
 
 use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
 use super::{
-    InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments, Span, SpanRequest, UNIT,
+    FreeMemory, InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments, Span,
+    SpanRequest, UNIT,
 };
 use crate::CudaDevice;
 
@@ -104,4 +105,14 @@ impl PhysicalMeter for Meter {
 
 fn is_out_of_memory<T: std::fmt::Debug>(outcome: &ResourceResult<T>, bytes: u64) -> bool {
     matches!(outcome, Err(ResourceError::OutOfMemory { requested, .. }) if *requested as u64 == bytes)
+}
+
+#[test]
+fn what_others_cover_is_cut_out_of_a_span() {
+    let span = |ptr, bytes| Span { ptr, bytes };
+    let whole = span(10, 10);
+    assert_eq!(whole.without(&[span(0, 10), span(20, 5)]), [whole]);
+    let others = [span(0, 5), span(12, 3), span(16, 9)];
+    assert_eq!(whole.without(&others), [span(10, 2), span(15, 1)]);
+    assert_eq!(whole.without(&[span(5, 20)]), []);
 }

@@ -92,7 +92,8 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn defragment_for(&mut self, request: SpanRequest) -> ResourceResult<Option<Span>> {
-        let (span, gone, outcome) = self.segments.defragment(&self.idle.spans(), request, ON);
+        let (span, gone, outcome) =
+            self.segments.defragment(FreeMemory::idle(&self.idle.spans()), request, ON);
         gone.into_iter().for_each(|span| self.idle.remove(span));
         assert!(span.is_none() || outcome.is_ok());
         if let Some(span) = span {

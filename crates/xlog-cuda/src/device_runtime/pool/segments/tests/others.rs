@@ -77,7 +77,8 @@ fn inner_segments_are_blocks_of_the_stream_that_grew_and_go_back_to_it() {
         // SAFETY: the block is live and is used on its own stream.
         unsafe { lease.memset(second.ptr, 1, second.bytes as usize) }.unwrap();
         lease.synchronize().unwrap();
-        let gathered = segments.defragment(&[first, second], request(4 * MIB), lease.id());
+        let gathered =
+            segments.defragment(FreeMemory::idle(&[first, second]), request(4 * MIB), lease.id());
         assert_eq!(gathered, (None, vec![], Ok(())));
         assert!(is_out_of_memory(&segments.grow(6 * MIB, lease.id()), 6 * MIB + UNIT));
         assert_eq!(segments.release(&[first, second], 2 * MIB), (vec![first], Ok(())));
