@@ -81,7 +81,7 @@ impl Drop for DeviceWait {
     }
 }
 
-/// No call waits for the device until this is dropped.
+/// No call waits for the device until this is dropped, except for one that gives itself a deadline of its own.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Deferred {

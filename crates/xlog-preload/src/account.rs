@@ -53,10 +53,11 @@ struct Holder {
 }
 
 impl Holder {
-    /// Whether the published number is too far off. The first bytes of a library are published at once.
+    /// Whether the published number is too far off. The first bytes of a library are published at once, and so is the end of the last.
     fn is_due(&self) -> bool {
         let off = self.bytes.abs_diff(self.shown);
-        off >= SHOWN_STEP.max(self.shown / SHOWN_PART) || (self.shown == 0 && off > 0)
+        let is_none = self.shown == 0 || self.bytes == 0;
+        off >= SHOWN_STEP.max(self.shown / SHOWN_PART) || (is_none && off > 0)
     }
 }
 

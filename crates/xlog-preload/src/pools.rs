@@ -194,6 +194,20 @@ fn current(state: &State) -> Option<Arc<Pool>> {
     Some(pool)
 }
 
+/// Makes a call that may change a current pool. A request of another thread may be charged to the pool before: the next
+/// synchronisation corrects all charges.
+fn change_current(call: impl FnOnce() -> CuResult) -> CuResult {
+    guarded(|| existing().map(forget_current));
+    let result = call();
+    guarded(|| {
+        existing().map(|state| {
+            forget_current(state);
+            state.outstanding.note([MISSED]);
+        })
+    });
+    result
+}
+
 /// Forgets the current pools of all devices. Called after every call that may change one.
 pub(crate) fn forget_current(state: &State) {
     let mut pools = state.pools.lock();
@@ -522,9 +536,7 @@ pub(crate) fn choose(
     _caller: usize,
 ) -> CuResult {
     // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(device, handle) };
-    guarded(|| existing().map(forget_current));
-    result
+    change_current(|| unsafe { real(device, handle) })
 }
 
 /// `cuMemSetMemPool`.
@@ -536,9 +548,7 @@ pub(crate) fn choose_at(
     _caller: usize,
 ) -> CuResult {
     // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(location, kind, handle) };
-    guarded(|| existing().map(forget_current));
-    result
+    change_current(|| unsafe { real(location, kind, handle) })
 }
 
 /// `cuMemPoolTrimTo`.

@@ -299,8 +299,10 @@ impl Runtime {
     /// Waits for every queued free.
     fn reap(&self, py: Python<'_>) -> PyResult<()> {
         let reap = || {
-            By::Python.sweep(self.runtime())?;
-            Ok(self.runtime().reap_pending()?)
+            let swept = By::Python.sweep(self.runtime());
+            // Also beside a capture, which lets the sweep fail.
+            self.runtime().reap_pending()?;
+            swept.map(drop)
         };
         py.detach(reap).map_err(|error: XlogError| exception(py, &error))
     }

@@ -21,12 +21,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_base::SplitMix;
-use xlog_cuda::{CudaDevice, Gate};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig,
     PoolResource, ResourceError, StreamId, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::{Call, SimDevice};
+use xlog_cuda::{CudaDevice, Gate};
 use xlog_trace::Format;
 use xlog_workloads::logs::{LogKind, LogSettings, write_log};
 use xlog_workloads::{RandomAllocations, Target};

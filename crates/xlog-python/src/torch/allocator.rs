@@ -143,7 +143,12 @@ impl Device {
         requested: usize,
         stream: usize,
     ) -> Result<u64> {
-        let allocated = By::Torch.with_room(&self.runtime, || self.try_allocate(requested, stream));
+        let allocate = || self.try_allocate(requested, stream);
+        // A wait for the device would break a capture.
+        let allocated = match self.capturing.load(Ordering::Acquire) {
+            0 => By::Torch.with_room(&self.runtime, allocate),
+            _ => allocate(),
+        };
         let (ptr, entry) = allocated.inspect_err(|_| {
             self.counters.refusals.fetch_add(1, Ordering::Relaxed);
         })?;
@@ -297,12 +302,17 @@ impl Device {
             return;
         }
         let runtime = self.runtime.clone();
-        By::Torch.free(&self.runtime, move || {
+        let free = move || {
             for block in blocks {
                 // A failed free stays with the runtime, which tries again.
                 let _ = runtime.deallocate(block);
             }
-        });
+        };
+        // A wait for the device would break a capture.
+        match self.capturing.load(Ordering::Acquire) {
+            0 => By::Torch.free(&self.runtime, free),
+            _ => By::Torch.park(&self.runtime, free),
+        }
     }
 
     /// Frees an address. A failure has no caller to return to: the runtime keeps the block and tries again.

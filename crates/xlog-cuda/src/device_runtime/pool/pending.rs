@@ -2,7 +2,8 @@
 //!
 //! Growing takes about [`HANDLE_COST`] for each handle. A request waits at most as long as that: if the work completes meanwhile, its
 //! memory serves and the pool stays as large as it is; if not, the pool grows, and the request has taken twice as long. Small
-//! requests do not wait, nor do those of a pool whose decisions must not depend on timing.
+//! requests do not wait, nor those of a pool that cannot grow, that lets streams wait instead, or whose decisions must not depend
+//! on timing.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -22,7 +23,7 @@ const MAX_HANDLES: u64 = 32;
 const MIN_PENDING: u64 = 4;
 
 /// Free memory of a pool, by whether the host has seen its last work complete.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct FreeBytes {
     complete: u64,
     /// Also freed blocks that other streams still use.
@@ -33,7 +34,13 @@ impl SlowPath<'_> {
     /// Waits for pending work if that may save growth; false if there was no reason to wait.
     pub(super) fn wait_for_pending(&self) -> bool {
         let pool = self.pool;
-        if self.size <= MAX_TRANSFER || !pool.config.reuse.opportunistic {
+        let segments = &pool.reserve.segments;
+        let may_grow = segments.reserved().saturating_add(self.size) <= segments.limit();
+        if self.size <= MAX_TRANSFER
+            || !pool.config.reuse.opportunistic
+            || !may_grow
+            || self.prefer_wait_over_growth()
+        {
             return false;
         }
         let free = self.free_by_completion();
@@ -61,8 +68,8 @@ impl SlowPath<'_> {
 
     fn free_by_completion(&self) -> FreeBytes {
         let pool = self.pool;
-        let mut free = FreeBytes::default();
-        free.complete = pool.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
+        let complete = pool.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
+        let mut free = FreeBytes { complete, pending: 0 };
         pool.arenas.scan(|slot, arena| {
             let Some(stream) = pool.tracker.streams.at(slot) else { return };
             for range in arena.tlsf.ranges() {

@@ -245,7 +245,7 @@ impl SlowPath<'_> {
     }
 
     /// Whether the pool holds so much free memory that a wait is better than growth.
-    fn prefer_wait_over_growth(&self) -> bool {
+    pub(super) fn prefer_wait_over_growth(&self) -> bool {
         let pool = self.pool;
         let held = pool.reserve.segments.reserved();
         // A steal waits for everything that the other stream has queued. A pool that was configured for exact events
