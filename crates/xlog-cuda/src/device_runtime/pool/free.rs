@@ -101,11 +101,17 @@ impl PoolResource {
 
     /// Frees a block in a reap. One whose stream is being captured stays for a later reap: that is no failure.
     fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
-        if self.tracker.owner_stream(meta)?.check_not_capturing("pool free").is_err() {
+        let owner = self.tracker.owner_stream(meta)?;
+        let is_captured = || owner.check_not_capturing("pool free").is_err();
+        if is_captured() {
             self.deferred_frees.keep_failed(generation);
             return Ok(());
         }
-        self.free_in_order(generation, meta)
+        match self.free_in_order(generation, meta) {
+            // A capture has begun since; the block was kept.
+            Err(_) if is_captured() => Ok(()),
+            freed => freed,
+        }
     }
 
     /// Frees a block off the fast path.
