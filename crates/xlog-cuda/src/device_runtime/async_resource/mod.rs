@@ -305,11 +305,17 @@ impl AsyncCudaResource {
 
     /// Queues a free that was deferred or has failed. A block whose stream is being captured stays for a later reap: that is no failure.
     fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
-        if self.tracker.owner_stream(meta)?.check_not_capturing("free_async").is_err() {
+        let owner = self.tracker.owner_stream(meta)?;
+        let is_captured = || owner.check_not_capturing("free_async").is_err();
+        if is_captured() {
             self.deferred_frees.keep_failed(generation);
             return Ok(());
         }
-        self.free_in_order(generation, meta, true)
+        match self.free_in_order(generation, meta, true) {
+            // A capture has begun since; the block was kept.
+            Err(_) if is_captured() => Ok(()),
+            freed => freed,
+        }
     }
 }
 
