@@ -12,7 +12,7 @@ use super::remap::is_idle;
 use super::reserve::MAX_TRANSFER;
 use super::slow_path::SlowPath;
 use crate::device_wait::{self, DeviceWait};
-use crate::stream::Completion;
+use crate::stream::{Completion, RawStream};
 
 /// The time that creating and mapping one handle takes on an H200.
 const HANDLE_COST: Duration = Duration::from_micros(53);
@@ -36,9 +36,14 @@ impl SlowPath<'_> {
         let pool = self.pool;
         let segments = &pool.reserve.segments;
         let may_grow = segments.reserved().saturating_add(self.size) <= segments.limit();
-        if self.size <= MAX_TRANSFER
-            || !pool.config.reuse.opportunistic
-            || !may_grow
+        if self.size <= MAX_TRANSFER || !pool.config.reuse.opportunistic || !may_grow {
+            return false;
+        }
+        let streams = || pool.arenas.with_streams(&pool.tracker).map(|(_, _, stream)| stream);
+        let is_complete = |stream: &RawStream| {
+            stream.clock().is_complete(stream.clock().now()) || stream.poll_tail()
+        };
+        if !pool.deferred_frees.has_deferred() && streams().all(is_complete)
             || self.prefer_wait_over_growth()
         {
             return false;
@@ -48,9 +53,8 @@ impl SlowPath<'_> {
             return false;
         }
         let counters = &pool.tracker.counters;
-        let streams = pool.arenas.with_streams(&pool.tracker).map(|(_, _, stream)| stream);
         // Up to now: other threads may queue more meanwhile. A stream that cannot record is not waited for.
-        let mut busy: Vec<_> = streams
+        let mut busy: Vec<_> = streams()
             .filter(|stream| !stream.poll_tail())
             .filter_map(|stream| Some((stream, stream.record(counters).ok()?)))
             .collect();

@@ -202,12 +202,13 @@ impl SlowPath<'_> {
     /// Divides free ranges into idle ones, and those of this stream with pending work.
     fn by_completion(&self, found: impl Iterator<Item = OwnedRange>) -> FreeSpans {
         let own = Some(self.owner.clock().slot());
-        let is_staying = |part: &OwnedRange| part.slot == own && !is_idle(&part.range, self.owner);
-        let (staying, idle): (Vec<OwnedRange>, Vec<OwnedRange>) = found.partition(is_staying);
-        let spans = |parts: Vec<OwnedRange>| {
-            coalesce(parts.into_iter().map(|part| part.range.into()).collect())
-        };
-        FreeSpans { idle: spans(idle), staying: spans(staying) }
+        let (mut idle, mut staying) = (Vec::with_capacity(found.size_hint().0), Vec::new());
+        for part in found {
+            let is_staying = part.slot == own && !is_idle(&part.range, self.owner);
+            let spans = if is_staying { &mut staying } else { &mut idle };
+            spans.push(part.range.into());
+        }
+        FreeSpans { idle: coalesce(idle), staying: coalesce(staying) }
     }
 
     /// The smallest spans that hold the request, by address: several, so that the next requests need no search.

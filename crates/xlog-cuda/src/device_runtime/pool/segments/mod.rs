@@ -68,20 +68,22 @@ impl Span {
     }
 
     /// The parts that are in none of `others`, which are sorted and do not overlap.
-    pub(crate) fn without(self, others: &[Self]) -> Vec<Self> {
-        let mut parts = Vec::new();
-        let mut start = self.ptr;
+    pub(crate) fn without(self, others: &[Self]) -> impl Iterator<Item = Self> {
         let first = others.partition_point(|other| other.end() <= self.ptr);
-        for other in others[first..].iter().take_while(|other| other.ptr < self.end()) {
-            if start < other.ptr {
-                parts.push(Self { ptr: start, bytes: other.ptr - start });
+        let mut others = others[first..].iter().take_while(move |other| other.ptr < self.end());
+        let mut start = self.ptr;
+        std::iter::from_fn(move || {
+            while start < self.end() {
+                let next = others.next();
+                let (ptr, end) =
+                    next.map_or((self.end(), self.end()), |next| (next.ptr, next.end()));
+                let before = std::mem::replace(&mut start, end);
+                if before < ptr {
+                    return Some(Self { ptr: before, bytes: ptr - before });
+                }
             }
-            start = other.end();
-        }
-        if start < self.end() {
-            parts.push(Self { ptr: start, bytes: self.end() - start });
-        }
-        parts
+            None
+        })
     }
 }
 

@@ -111,8 +111,9 @@ fn is_out_of_memory<T: std::fmt::Debug>(outcome: &ResourceResult<T>, bytes: u64)
 fn what_others_cover_is_cut_out_of_a_span() {
     let span = |ptr, bytes| Span { ptr, bytes };
     let whole = span(10, 10);
-    assert_eq!(whole.without(&[span(0, 10), span(20, 5)]), [whole]);
+    let left = |others: &[Span]| whole.without(others).collect::<Vec<_>>();
+    assert_eq!(left(&[span(0, 10), span(20, 5)]), [whole]);
     let others = [span(0, 5), span(12, 3), span(16, 9)];
-    assert_eq!(whole.without(&others), [span(10, 2), span(15, 1)]);
-    assert_eq!(whole.without(&[span(5, 20)]), []);
+    assert_eq!(left(&others), [span(10, 2), span(15, 1)]);
+    assert_eq!(left(&[span(5, 20)]), []);
 }
