@@ -68,6 +68,32 @@ fn free_handles_between_live_blocks_are_remapped_before_the_pool_grows() {
 }
 
 #[test]
+fn memory_with_pending_work_is_not_remapped_for_its_own_stream_either() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [one, two] = rig.leases();
+        let gate = WatchedGate::new(one.hold().unwrap());
+        let blocks: Vec<_> = (0..8).map(|number| (rig.allocate(BLOCK, &one), number)).collect();
+        let mut live = Vec::new();
+        for (block, number) in blocks {
+            fill(&one, block.ptr, number, BLOCK);
+            if number % 2 == 0 {
+                rig.pool.deallocate(block).unwrap();
+            } else {
+                live.push((block, number));
+            }
+        }
+        let whole = rig.allocate(20 * MIB, &one);
+        fill(&one, whole.ptr, 99, 20 * MIB);
+        gate.release();
+        assert_all(&read(&one, whole.ptr, 20 * MIB).unwrap(), 99);
+        rig.pool.deallocate(whole).unwrap();
+        let reserved = rig.pool.snapshot().reserved_bytes;
+        Holes { rig, one, two, live, reserved }.end(device);
+    });
+}
+
+#[test]
 fn a_handle_under_pending_work_is_not_remapped() {
     for_each_seam(|device| {
         let mut holes = holes(device);
