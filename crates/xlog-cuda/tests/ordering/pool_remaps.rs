@@ -24,19 +24,25 @@ struct Holes {
     reserved: usize,
 }
 
-fn holes(device: &Arc<CudaDevice>) -> Holes {
-    let rig = rig(device, PoolConfig::default());
-    let [one, two] = rig.leases();
-    let blocks: Vec<_> = (0..8).map(|number| (rig.allocate(BLOCK, &one), number)).collect();
+/// Allocates eight blocks side by side, fills each with its number, and frees every other one. Returns those that are live.
+fn every_other_of_eight(rig: &Rig, stream: &StreamLease) -> Vec<(DeviceBlock, u8)> {
+    let blocks: Vec<_> = (0..8).map(|number| (rig.allocate(BLOCK, stream), number)).collect();
     let mut live = Vec::new();
     for (block, number) in blocks {
-        fill(&one, block.ptr, number, BLOCK);
+        fill(stream, block.ptr, number, BLOCK);
         if number % 2 == 0 {
             rig.pool.deallocate(block).unwrap();
         } else {
             live.push((block, number));
         }
     }
+    live
+}
+
+fn holes(device: &Arc<CudaDevice>) -> Holes {
+    let rig = rig(device, PoolConfig::default());
+    let [one, two] = rig.leases();
+    let live = every_other_of_eight(&rig, &one);
     one.synchronize().unwrap();
     let reserved = rig.pool.snapshot().reserved_bytes;
     Holes { rig, one, two, live, reserved }
@@ -73,16 +79,7 @@ fn memory_with_pending_work_is_not_remapped_for_its_own_stream_either() {
         let rig = rig(device, PoolConfig::default());
         let [one, two] = rig.leases();
         let gate = WatchedGate::new(one.hold().unwrap());
-        let blocks: Vec<_> = (0..8).map(|number| (rig.allocate(BLOCK, &one), number)).collect();
-        let mut live = Vec::new();
-        for (block, number) in blocks {
-            fill(&one, block.ptr, number, BLOCK);
-            if number % 2 == 0 {
-                rig.pool.deallocate(block).unwrap();
-            } else {
-                live.push((block, number));
-            }
-        }
+        let live = every_other_of_eight(&rig, &one);
         let whole = rig.allocate(20 * MIB, &one);
         fill(&one, whole.ptr, 99, 20 * MIB);
         gate.release();
