@@ -23,7 +23,6 @@ use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
 use super::ordering::block::block_meta::BlockMeta;
-use super::ordering::block::uses::OutstandingList;
 use super::ordering::tracking::deferred_frees::DeferredFrees;
 use super::ordering::tracking::tracker::{Retired, Tracker};
 use super::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
@@ -170,38 +169,20 @@ impl AsyncCudaResource {
     /// Frees all deferred blocks, with the waits that this needs.
     fn free_deferred(&self) -> ResourceResult<()> {
         self.deferred_frees
-            .free_all(&self.tracker, |generation, meta| self.free_in_order(generation, meta, true))
+            .free_all(&self.tracker, |generation, meta| self.free_in_order(generation, meta))
     }
 
     /// Frees up to `count` deferred blocks whose uses have completed.
     fn free_completed(&self, count: usize) -> ResourceResult<()> {
         self.deferred_frees.free_completed(count, &self.tracker, |generation, meta| {
-            self.free_in_order(generation, meta, true)
+            self.free_in_order(generation, meta)
         })
     }
 
-    /// Queues the free of a retired block after everything outstanding on it. A `late` one may find its stream idle.
-    fn free_in_order(
-        &self,
-        generation: Generation,
-        meta: &BlockMeta,
-        late: bool,
-    ) -> ResourceResult<()> {
-        let outstanding = meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
-        self.queue_free(generation, meta, outstanding, late)
-    }
-
-    /// Queues the free on its stream, after `outstanding`. After a failure a reap tries again.
-    fn queue_free(
-        &self,
-        generation: Generation,
-        meta: &BlockMeta,
-        outstanding: OutstandingList,
-        late: bool,
-    ) -> ResourceResult<()> {
+    /// Queues the free of a retired block on its stream, after everything outstanding on it. After a failure a reap tries again.
+    fn free_in_order(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
-        // Polled only for deferred blocks: the stream of an immediate free is mostly busy.
-        let idle = late && outstanding.is_empty() && owner.is_done();
+        let outstanding = meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
         let free = || {
             // No capture of the runtime begins between the waits and the free.
             let _entered = owner.enter("free_async")?;
@@ -212,11 +193,6 @@ impl AsyncCudaResource {
             meta.with_uses(|uses| uses.restore(outstanding));
             self.deferred_frees.keep_failed(generation);
             return Err(error);
-        }
-        if idle {
-            // Nothing was pending, so the free has completed.
-            self.freed(&[generation]);
-            return Ok(());
         }
         self.note_queued(owner, generation);
         Ok(())
@@ -311,7 +287,7 @@ impl AsyncCudaResource {
             self.deferred_frees.keep_failed(generation);
             return Ok(());
         }
-        match self.free_in_order(generation, meta, true) {
+        match self.free_in_order(generation, meta) {
             // A capture has begun since; the block was kept.
             Err(_) if is_captured() => Ok(()),
             freed => freed,
@@ -351,7 +327,7 @@ impl UseTracking for AsyncCudaResource {
         let streams = &self.tracker.streams;
         let at_once = meta.with_uses(|uses| uses.is_ordered_before(streams, owner));
         if at_once || !self.deferred_frees.defer(generation) {
-            return self.free_in_order(generation, meta, false);
+            return self.free_in_order(generation, meta);
         }
         Ok(())
     }
