@@ -6,6 +6,9 @@
 //! the first batch is as long as the longest run so far: mostly a run is one batch and one read. If something did not fit, capacities are
 //! doubled and the run begins anew. Graphs are captured again for new capacities; that of the first batch also when it becomes longer.
 //! Both forms queue the same kernels through the same code, and read at the same rounds.
+//!
+//! A run begins and finishes in two calls, and the first one never waits. So one host thread can have runs of several programs in flight, each on a
+//! stream of its own.
 
 use std::cell::OnceCell;
 use std::time::{Duration, Instant};
@@ -139,6 +142,15 @@ pub struct FixedFixpoint<'s> {
     capture_time: Duration,
     /// Launches that went into captures.
     captured: usize,
+    /// The run in flight.
+    running: Option<Running>,
+}
+
+/// What a run in flight began with.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    /// Launches of the program before it.
+    launches: usize,
 }
 
 /// One run.
@@ -189,19 +201,29 @@ impl<'s> FixedFixpoint<'s> {
             captures: 0,
             capture_time: Duration::ZERO,
             captured: 0,
+            running: None,
         };
         program.count_capture(&begun);
         Ok(program)
     }
 
     /// Finds the closure of the work's edges.
-    #[allow(unsafe_code)]
     pub fn run(&mut self, work: &Fixpoint) -> Result<FixedRun> {
+        self.begin(work)?;
+        self.finish()
+    }
+
+    /// Queues the first batch of a run, and does not wait. [`FixedFixpoint::finish`] must end the run before another one begins.
+    #[allow(unsafe_code)]
+    pub fn begin(&mut self, work: &Fixpoint) -> Result<()> {
         if work.rows != self.rows {
             let text = format!("{} edges, and the buffers are for {}", work.rows, self.rows);
             return Err(XlogError::Kernel(text));
         }
-        let before = self.launches();
+        if self.running.is_some() {
+            return Err(XlogError::Kernel("a run is in flight; finish it first".to_owned()));
+        }
+        let launches = self.launches();
         let edges = &self.edges;
         self.session
             .launch("generate_edges", self.stream)
@@ -211,16 +233,26 @@ impl<'s> FixedFixpoint<'s> {
             .run(|kernels, stream| unsafe {
                 kernels.generate_edges(stream, edges, work.edge_seed(), work.vertices())
             })?;
+        self.queue_first()?;
+        self.running = Some(Running { launches });
+        Ok(())
+    }
+
+    /// Waits for the run that has begun, and goes on with it until its closure is complete.
+    pub fn finish(&mut self) -> Result<FixedRun> {
+        let missing = || XlogError::Kernel("no run is in flight; begin one first".to_owned());
+        let running = self.running.take().ok_or_else(missing)?;
         let mut reads = 0;
         for _ in 0..MAX_DOUBLINGS {
             if let Some(Closed { entries, rounds }) = self.close(&mut reads)? {
                 let result = self.collect(entries)?;
                 self.lengthen(rounds)?;
                 let graphs = if self.form == Form::Graph { reads as usize } else { 0 };
-                let launches = self.launches() - before + graphs;
+                let launches = self.launches() - running.launches + graphs;
                 return Ok(FixedRun { result, rounds: rounds as u32, reads, launches });
             }
             self.grow()?;
+            self.queue_first()?;
         }
         Err(XlogError::Kernel(format!("the closure does not fit {:?}", self.capacity)))
     }
@@ -235,12 +267,15 @@ impl<'s> FixedFixpoint<'s> {
         Rounds { session, stream: *stream, edges, batch: *batch }
     }
 
-    /// Queues batches until no pair is left; `None` if something did not fit.
-    fn close(&self, reads: &mut u32) -> Result<Option<Closed>> {
+    fn queue_first(&self) -> Result<()> {
         match &self.graphs {
-            Some(graphs) => graphs.first.launch(self.stream)?,
-            None => self.rounds().queue_first(&self.buffers)?,
+            Some(graphs) => graphs.first.launch(self.stream),
+            None => self.rounds().queue_first(&self.buffers),
         }
+    }
+
+    /// After the first batch: queues further ones until no pair is left; `None` if something did not fit.
+    fn close(&self, reads: &mut u32) -> Result<Option<Closed>> {
         let (mut batch, mut closed) = (self.batch, Closed::default());
         loop {
             let state = self.buffers.state.slice(..state_words(batch))?.to_vec_on(self.stream)?;
@@ -320,6 +355,11 @@ impl<'s> FixedFixpoint<'s> {
             // SAFETY: there is room for all of the set, the run has zeroed the state's first word, and the launch names all it touches.
             .run(|kernels, stream| unsafe { kernels.collect(stream, set, &pairs, state) })?;
         Ok(pairs)
+    }
+
+    /// The session that it runs in.
+    pub fn session(&self) -> &Session<'s> {
+        self.session
     }
 
     /// The capacities now.

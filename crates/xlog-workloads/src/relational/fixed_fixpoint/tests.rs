@@ -167,3 +167,41 @@ fn a_batch_ends_with_the_rounds_and_stays_between_its_bounds() {
         assert_eq!(batch % 2, 0);
     }
 }
+
+#[test]
+fn runs_of_several_programs_are_in_flight_at_once() {
+    const PROGRAMS: u64 = 4;
+    for spec in specs() {
+        for form in [Form::Graph, Form::Kernels] {
+            let _turn = xlog_testing::turn(&spec);
+            let options = StackOptions { streams: 4, ..StackOptions::new(StackKind::Pool) };
+            let stack = Stack::build(spec.parse().unwrap(), options).unwrap();
+            let open = |_| Session::open(&stack, 1, SessionOptions::default()).unwrap();
+            let sessions: Vec<_> = (0..PROGRAMS).map(open).collect();
+            let make = |session| {
+                FixedFixpoint::new(session, ROWS, form, Capacity::for_edges(ROWS)).unwrap()
+            };
+            let mut programs: Vec<_> = sessions.iter().map(make).collect();
+            for round in 0..2 {
+                let works: Vec<_> = (0..PROGRAMS)
+                    .map(|program| Fixpoint { rows: ROWS, seed: 1 + round * PROGRAMS + program })
+                    .collect();
+                for (program, work) in programs.iter_mut().zip(&works) {
+                    program.begin(work).unwrap();
+                    assert!(program.begin(work).is_err(), "one run of a program at a time");
+                }
+                for (program, work) in programs.iter_mut().zip(&works) {
+                    let found = program.finish().unwrap();
+                    let verdict = work.verify(&found.result.to_vec().unwrap(), 1);
+                    assert_eq!(verdict.wrong, None, "{form:?}");
+                    assert!(program.finish().is_err(), "nothing is in flight");
+                }
+            }
+            drop(programs);
+            drop(sessions);
+            stack.drain().unwrap();
+            assert_eq!(stack.runtime().bytes_outstanding(), 0);
+            assert!(stack.device().races().is_empty(), "{:?}", stack.device().races());
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! `run fixpoint --graph`: one program with fixed capacities as a graph and kernel by kernel, beside the program with exact sizes.
 //!
 //! All three find the closures of the same graphs, each verified by the host. A first run, which is not counted, finds the capacities and captures.
+//! Those with fixed capacities have several runs in flight, queued by one host thread. The one with exact sizes needs the host in every round.
 
 use std::time::Instant;
 
@@ -37,7 +38,7 @@ struct ProgramReport {
 }
 
 impl ProgramReport {
-    /// Adds a run.
+    /// Adds runs.
     fn add(&mut self, run: &Self) {
         self.runs_verified += run.runs_verified;
         self.seconds += run.seconds;
@@ -62,6 +63,7 @@ struct GraphReport {
     head: RunHead,
     rows: usize,
     repeat: u32,
+    in_flight: u32,
     seed: u64,
     graph: ProgramReport,
     kernels: ProgramReport,
@@ -84,14 +86,17 @@ struct GraphReport {
 }
 
 /// Runs `run fixpoint --graph`.
-pub(super) fn compare(arguments: &RelationalArguments) -> Result<Output, Refusal> {
+pub(super) fn compare(arguments: &RelationalArguments, in_flight: u32) -> Result<Output, Refusal> {
     arguments.stack.require_tracking("a graph and other work on one buffer")?;
     let selection = arguments.stack.select()?;
     let options = arguments.stack.options(StackKind::Pool, selection.spec)?;
-    let options = StackOptions { streams: arguments.streams as usize + 2, ..options };
+    let options = StackOptions { streams: (arguments.streams + in_flight) as usize, ..options };
     let (spec, [on_gpu, simulated]) = (selection.spec, USUAL);
     let rows = arguments.rows.unwrap_or(if spec.is_simulated() { simulated } else { on_gpu });
-    let report = GraphReport::new(selection.describe(), rows, &options, arguments);
+    let report = GraphReport {
+        in_flight: in_flight.min(arguments.repeat),
+        ..GraphReport::new(selection.describe(), rows, &options, arguments)
+    };
     let report = run_on_stack(&arguments.stack, spec, options, report, |stack, report| {
         report.measure(stack, arguments)
     })?;
@@ -121,34 +126,46 @@ impl GraphReport {
 
     fn measure(&mut self, stack: &Stack, arguments: &RelationalArguments) -> Result<()> {
         self.detects_races = stack.device().properties().kind != DeviceKind::Cuda;
-        let session = Session::open(stack, 1, SessionOptions::default())?;
-        let program = |form, capacity| FixedFixpoint::new(&session, self.rows, form, capacity);
-        let mut graph = program(Form::Graph, Capacity::for_edges(self.rows))?;
-        let mut kernels = program(Form::Kernels, Capacity::for_edges(self.rows))?;
+        let open = |_| Session::open(stack, 1, SessionOptions::default());
+        let sessions = (0..self.in_flight).map(open).collect::<Result<Vec<_>>>()?;
+        let programs = |form| {
+            let capacity = Capacity::for_edges(self.rows);
+            let make = |session| FixedFixpoint::new(session, self.rows, form, capacity);
+            sessions.iter().map(make).collect::<Result<Vec<_>>>()
+        };
+        let (mut graphs, mut kernels) = (programs(Form::Graph)?, programs(Form::Kernels)?);
         let exact = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
+        let warm_up = vec![self.work(0); sessions.len()];
+        self.measure_fixed(&mut graphs, &warm_up)?;
+        self.measure_fixed(&mut kernels, &warm_up)?;
+        self.measure_exact(&exact, &warm_up[..1])?;
         // In turns, so that each program finds the device as busy as the others do.
-        for run in 0..=self.repeat {
-            let work = self.work(run);
-            let of_graph = self.measure_fixed(&session, &mut graph, &work)?;
-            let of_kernels = self.measure_fixed(&session, &mut kernels, &work)?;
-            let of_exact = self.measure_exact(&exact, &work)?;
-            if run > 0 {
-                self.graph.add(&of_graph);
-                self.kernels.add(&of_kernels);
-                self.exact.add(&of_exact);
-            }
+        let works: Vec<_> = (1..=self.repeat).map(|run| self.work(run)).collect();
+        for works in works.chunks(sessions.len()) {
+            let of_graphs = self.measure_fixed(&mut graphs, works)?;
+            let of_kernels = self.measure_fixed(&mut kernels, works)?;
+            let of_exact = self.measure_exact(&exact, works)?;
+            self.graph.add(&of_graphs);
+            self.kernels.add(&of_kernels);
+            self.exact.add(&of_exact);
         }
         for program in [&mut self.graph, &mut self.kernels, &mut self.exact] {
             program.rate(self.repeat);
         }
-        self.graph.bytes = graph.held_bytes();
-        self.kernels.bytes = kernels.held_bytes();
+        let held = |programs: &[FixedFixpoint<'_>]| {
+            programs.iter().map(FixedFixpoint::held_bytes).sum::<usize>()
+        };
+        (self.graph.bytes, self.kernels.bytes) = (held(&graphs), held(&kernels));
         self.exact.bytes = exact.manager().peak_bytes();
-        let (captures, time) = graph.captures();
-        (self.captures, self.capture_seconds) = (captures, time.as_secs_f64());
-        let capacity = graph.capacity();
-        (self.pair_capacity, self.set_capacity) = (capacity.pairs, capacity.set);
-        drop((graph, kernels));
+        for graph in &graphs {
+            let (captures, time) = graph.captures();
+            self.captures += captures;
+            self.capture_seconds += time.as_secs_f64();
+            let capacity = graph.capacity();
+            self.pair_capacity = self.pair_capacity.max(capacity.pairs);
+            self.set_capacity = self.set_capacity.max(capacity.set);
+        }
+        drop((graphs, kernels));
         let over = |of: &ProgramReport| {
             self.graph.runs_per_second.zip(of.runs_per_second).map(|(graph, of)| graph / of)
         };
@@ -161,50 +178,66 @@ impl GraphReport {
         Ok(())
     }
 
-    /// One run of a program with fixed capacities.
+    /// A run of each program with fixed capacities that has work, all in flight at once.
     fn measure_fixed(
         &mut self,
-        session: &Session<'_>,
-        program: &mut FixedFixpoint<'_>,
-        work: &Fixpoint,
+        programs: &mut [FixedFixpoint<'_>],
+        works: &[Fixpoint],
     ) -> Result<ProgramReport> {
         let start = Instant::now();
-        let found = program.run(work)?;
-        wait_for(session, &found.result)?;
-        let seconds = start.elapsed().as_secs_f64();
-        self.measured(work, &found.result, found.rounds, seconds, found.launches)
+        for (program, work) in programs.iter_mut().zip(works) {
+            program.begin(work)?;
+        }
+        let running = programs.iter_mut().take(works.len());
+        let found = running.map(FixedFixpoint::finish).collect::<Result<Vec<_>>>()?;
+        for (program, found) in programs.iter().zip(&found) {
+            wait_for(program.session(), &found.result)?;
+        }
+        let mut all =
+            ProgramReport { seconds: start.elapsed().as_secs_f64(), ..Default::default() };
+        for (work, found) in works.iter().zip(&found) {
+            all.launches += found.launches;
+            self.verify(work, &found.result, found.rounds, &mut all)?;
+        }
+        Ok(all)
     }
 
-    /// One run of the program with exact sizes.
-    fn measure_exact(&mut self, session: &Session<'_>, work: &Fixpoint) -> Result<ProgramReport> {
-        let before = session.launches();
-        let start = Instant::now();
-        let (result, rounds) = work.run(session, 0)?;
-        wait_for(session, &result)?;
-        let seconds = start.elapsed().as_secs_f64();
-        self.measured(work, &result, rounds, seconds, session.launches() - before)
+    /// Runs of the program with exact sizes, one after the other.
+    fn measure_exact(
+        &mut self,
+        session: &Session<'_>,
+        works: &[Fixpoint],
+    ) -> Result<ProgramReport> {
+        let (mut all, before) = (ProgramReport::default(), session.launches());
+        for work in works {
+            let start = Instant::now();
+            let (result, rounds) = work.run(session, 0)?;
+            wait_for(session, &result)?;
+            all.seconds += start.elapsed().as_secs_f64();
+            self.verify(work, &result, rounds, &mut all)?;
+        }
+        all.launches = session.launches() - before;
+        Ok(all)
     }
 
-    fn measured(
+    /// Compares a result with the host's.
+    fn verify(
         &mut self,
         work: &Fixpoint,
         result: &Column<u64>,
         rounds: u32,
-        seconds: f64,
-        launches: usize,
-    ) -> Result<ProgramReport> {
+        all: &mut ProgramReport,
+    ) -> Result<()> {
         self.rounds = self.rounds.max(rounds);
-        let runs_verified = u32::from(self.verify(work, &result.to_vec()?));
-        Ok(ProgramReport { runs_verified, seconds, launches, ..Default::default() })
-    }
-
-    fn verify(&mut self, work: &Fixpoint, pairs: &[u64]) -> bool {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let verdict = work.verify(pairs, cores);
-        if let Some(wrong) = &verdict.wrong {
-            self.first_wrong.get_or_insert(format!("with seed {}, {wrong}", work.seed));
+        let verdict = work.verify(&result.to_vec()?, cores);
+        match &verdict.wrong {
+            Some(wrong) => {
+                self.first_wrong.get_or_insert(format!("with seed {}, {wrong}", work.seed));
+            }
+            None => all.runs_verified += 1,
         }
-        verdict.wrong.is_none()
+        Ok(())
     }
 }
 
@@ -236,6 +269,7 @@ impl RunReport for GraphReport {
         page.line("resource", &self.head.resource);
         let work = format!("a graph of {} edges, {} times by each program", self.rows, self.repeat);
         page.line("work", &work);
+        page.line("in flight", &format!("{} runs with fixed capacities", self.in_flight));
         page.line("seed", &self.seed.to_string());
         if self.set_capacity > 0 {
             self.figures(&mut page);

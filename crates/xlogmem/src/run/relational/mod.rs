@@ -71,6 +71,12 @@ pub(crate) struct FixpointArguments {
     /// again.
     #[arg(long, conflicts_with = "threads")]
     graph: bool,
+
+    /// With --graph: how many runs of the fixed capacities are in flight at once, each on a stream of its own
+    ///
+    /// One host thread queues them all. The program with exact sizes needs the host in every round, and runs alone.
+    #[arg(long, value_name = "N", requires = "graph", default_value_t = 8, value_parser = count::<u32>(1..=64))]
+    in_flight: u32,
 }
 
 /// Runs `run join`.
@@ -81,7 +87,7 @@ pub(crate) fn join(arguments: &RelationalArguments) -> Result<Output, Refusal> {
 /// Runs `run fixpoint`.
 pub(crate) fn fixpoint(arguments: &FixpointArguments) -> Result<Output, Refusal> {
     if arguments.graph {
-        return graph::compare(&arguments.relational);
+        return graph::compare(&arguments.relational, arguments.in_flight);
     }
     let arguments = &arguments.relational;
     run(arguments, [10_000_000, 100_000], |rows, seed| Workload::Fixpoint(Fixpoint { rows, seed }))
