@@ -9,8 +9,6 @@
 //! is harmless, leaving open is not: an open use keeps its block from ever being freed.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
@@ -19,7 +17,7 @@ use crate::device_runtime::resource::{
     Access, BlockId, BlockState, ResourceError, ResourceResult, StreamId,
 };
 use crate::device_runtime::runtime::{XlogDeviceRuntime, catch_panic};
-use crate::memory::TrackedCudaSlice;
+use crate::memory::{Shown, TrackedCudaSlice};
 use crate::{DeviceStream, Result};
 
 /// Buffers of a launch that are kept without an allocation.
@@ -62,7 +60,7 @@ pub struct LaunchRecorder {
     skipped: usize,
     opened: Option<Opened>,
     /// Buffers that show their address after preflight.
-    hidden: SmallVec<[Arc<AtomicBool>; INLINE_USES]>,
+    hidden: SmallVec<[Shown; INLINE_USES]>,
     /// A buffer that was named too late; told at the next call that can tell.
     late: Option<ResourceError>,
 }
@@ -212,7 +210,7 @@ impl LaunchRecorder {
         self.wait_for_graphs(runtime).inspect_err(|_| {
             let _ = self.close();
         })?;
-        self.hidden.iter().for_each(|shown| shown.store(true, Ordering::Release));
+        self.hidden.iter().for_each(Shown::set);
         Ok(())
     }
 

@@ -23,6 +23,7 @@ mod raw;
 #[allow(unsafe_code)]
 mod repr;
 mod reservation;
+mod shown;
 #[allow(unsafe_code)]
 mod slice;
 mod view;
@@ -33,5 +34,6 @@ pub use manager::GpuMemoryManager;
 pub use raw::RawBlock;
 pub use repr::DeviceRepr;
 pub use reservation::Reservation;
+pub(crate) use shown::Shown;
 pub use slice::TrackedCudaSlice;
 pub use view::{DeviceView, DeviceViewMut};

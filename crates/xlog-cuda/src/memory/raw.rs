@@ -6,11 +6,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::account::Account;
 use super::slice::TrackedCudaSlice;
-use super::{DeviceRepr, FailedFree};
+use super::{DeviceRepr, FailedFree, Shown};
 use crate::Result;
 use crate::device_runtime::resource::{BlockId, DeviceBlock, ResourceError, StreamId};
 use crate::device_runtime::runtime::{XlogDeviceRuntime, catch_panic, report_failed_free};
@@ -36,7 +35,7 @@ pub struct RawBlock {
     /// `None` for an empty block and for foreign memory.
     owned: Option<Owned>,
     /// Set for a block of a manager that is tracked only: whether its address may be seen.
-    shown: Option<Arc<AtomicBool>>,
+    shown: Option<Shown>,
 }
 
 /// A block and whom to return it to. Its charge in the account is the `bytes` beside it.
@@ -66,12 +65,12 @@ impl RawBlock {
 
     /// Hides the address until a recorder has prepared a use of the block.
     pub(super) fn hidden(mut self) -> Self {
-        self.shown = Some(Arc::default());
+        self.shown = Some(Shown::not_yet());
         self
     }
 
     /// What shows the address, if it is hidden until a use is prepared.
-    pub(super) fn shown(&self) -> Option<&Arc<AtomicBool>> {
+    pub(super) fn shown(&self) -> Option<&Shown> {
         self.shown.as_ref()
     }
 
@@ -110,7 +109,7 @@ impl RawBlock {
     /// [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) before its first preflight.
     pub fn ptr(&self) -> u64 {
         match &self.shown {
-            Some(shown) if !shown.load(Ordering::Acquire) => 0,
+            Some(shown) if !shown.get() => 0,
             _ => self.ptr,
         }
     }
@@ -157,6 +156,9 @@ impl Drop for RawBlock {
             Err(ResourceError::Driver("the resource panicked in deallocate".to_owned()))
         });
         account.closed(self.bytes);
+        if let Some(shown) = self.shown.take() {
+            shown.end();
+        }
         if let Err(error) = freed {
             account.free_failed();
             report_failed_free(&FailedFree { block: id, bytes, tag, error });

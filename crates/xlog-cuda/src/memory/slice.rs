@@ -6,10 +6,8 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use super::{DeviceRepr, RawBlock};
+use super::{DeviceRepr, RawBlock, Shown};
 use crate::Result;
 use crate::device_runtime::resource::{BlockId, DeviceBlock, ResourceError, StreamId};
 use crate::device_runtime::runtime::XlogDeviceRuntime;
@@ -69,7 +67,7 @@ impl<T> TrackedCudaSlice<T> {
     }
 
     /// What shows the address, if it is hidden until a use is prepared.
-    pub(crate) fn shown(&self) -> Option<&Arc<AtomicBool>> {
+    pub(crate) fn shown(&self) -> Option<&Shown> {
         self.raw.shown()
     }
 

@@ -518,6 +518,19 @@ impl RawStream {
         }
     }
 
+    /// Records an event at the tail; if it has completed, the host waits for it, which returns at once. Returns whether it has completed.
+    ///
+    /// A query would tell as much. But the driver's pool keeps memory whose free the host has not waited for.
+    pub(crate) fn synchronize_if_complete(&self, counters: &StripedCounters) -> DriverResult<bool> {
+        let wait = |driver: &dyn Driver, event| match driver.event_query(event)? {
+            true => driver.event_synchronize(event).map(|()| true),
+            false => Ok(false),
+        };
+        let (_, is_complete) = self.synchronize_by("event_record", wait)?;
+        counters.count(|counts| counts.recorded += 1);
+        Ok(is_complete)
+    }
+
     /// Records an event at the tail and waits for it by `wait`, which returns whether it has completed.
     fn synchronize_by(
         &self,

@@ -38,8 +38,9 @@ struct StreamFrees {
     before: u64,
     /// Frees with an event, by the stamp that it covers, the oldest first.
     batches: VecDeque<(u64, Vec<Generation>)>,
-    /// Whether memory that became no block was returned here since the last wait.
-    undone: bool,
+    /// Whether memory was returned here since the host has last waited for the stream. The driver's pool keeps memory until the host has
+    /// seen its free complete, and a query does not count.
+    unseen: bool,
 }
 
 impl Default for Frees {
@@ -75,6 +76,7 @@ impl Frees {
         let slot = stream.clock().slot();
         let push = |frees: &mut StreamFrees| {
             frees.slot = slot;
+            frees.unseen = true;
             frees.loose.push_back(generation);
             frees.loose.len() >= BATCH
         };
@@ -86,7 +88,7 @@ impl Frees {
 
     /// Notes memory on `stream` that became no block: a reap waits for it as for a free.
     pub(super) fn undone(&self, stream: &RawStream) {
-        self.with(stream, |frees| frees.undone = true);
+        self.with(stream, |frees| frees.unseen = true);
     }
 
     /// [`Frees::with`], out of line.
@@ -100,7 +102,7 @@ impl Frees {
         self.with(stream, change)
     }
 
-    /// Returns the frees that have completed, and records an event for the loose ones. Never waits.
+    /// Returns the frees that have completed, and records an event for the loose ones. Never waits for work.
     ///
     /// It queries the driver without the lock, about the frees from before. The thread that removes an entry counts it.
     pub(super) fn poll(
@@ -108,20 +110,22 @@ impl Frees {
         stream: &RawStream,
         counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
-        let (end, stamps, undone) = self.with(stream, |frees| {
+        let (end, stamps, unseen) = self.with(stream, |frees| {
             let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
-            (frees.end(), stamps, std::mem::take(&mut frees.undone))
+            (frees.end(), stamps, std::mem::take(&mut frees.unseen))
         });
-        if stream.is_done() {
+        let is_done = stream.is_done();
+        let is_seen = is_done && matches!(stream.synchronize_if_complete(counters), Ok(true));
+        if unseen && !is_seen {
+            self.with(stream, |frees| frees.unseen = true);
+        }
+        if is_done {
             let done = self.with(stream, |frees| {
                 let mut done = frees.take_batches(stamps.last().copied().unwrap_or(0));
                 done.append(&mut frees.take_loose(end));
                 done
             });
             return Ok(done);
-        }
-        if undone {
-            self.undone(stream);
         }
         let complete = stamps
             .into_iter()
@@ -153,10 +157,10 @@ impl Frees {
         stream: &RawStream,
         counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
-        let (end, undone) =
-            self.with(stream, |frees| (frees.end(), std::mem::take(&mut frees.undone)));
+        let (end, unseen) =
+            self.with(stream, |frees| (frees.end(), std::mem::take(&mut frees.unseen)));
         let synchronized = stream.synchronize(counters).inspect_err(|_| {
-            self.with(stream, |frees| frees.undone |= undone);
+            self.with(stream, |frees| frees.unseen |= unseen);
         });
         let stamp = match synchronized {
             // A stream under capture is left to a later reap.
@@ -171,11 +175,11 @@ impl Frees {
         Ok(done)
     }
 
-    /// The slots of the streams with pending frees.
+    /// The slots of the streams with frees that the host has not seen complete.
     pub(super) fn slots(&self) -> Vec<u32> {
         let waiting = |at: &FreesShard| {
             at.0.with(|frees| {
-                let idle = frees.loose.is_empty() && frees.batches.is_empty() && !frees.undone;
+                let idle = frees.loose.is_empty() && frees.batches.is_empty() && !frees.unseen;
                 (!idle).then_some(frees.slot)
             })
         };

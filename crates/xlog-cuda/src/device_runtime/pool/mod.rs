@@ -53,6 +53,7 @@ use self::arena::Arenas;
 use self::arena::{Arena, NO_SLOT, Suballocation};
 use self::decay::LastLook;
 use self::inherit::{Dependency, Inherited};
+use self::pending::WaitAllowance;
 use self::reserve::Reserve;
 use self::resource::size_of;
 use self::sanitizer::Sanitizer;
@@ -114,6 +115,7 @@ pub struct PoolResource {
     config: PoolConfig,
     reserve: Reserve,
     scan_credits: ScanCredits,
+    wait_allowance: WaitAllowance,
     deferred_frees: DeferredFrees,
     /// For the decay.
     last_look: Mutex<LastLook>,
@@ -180,6 +182,7 @@ impl PoolResource {
             ordinal,
             reserve: Reserve::new(segments, &config),
             scan_credits: ScanCredits::new(),
+            wait_allowance: WaitAllowance::new(),
             deferred_frees: DeferredFrees::default(),
             last_look: Mutex::new(LastLook::new()),
             on_growth: OnceLock::new(),
