@@ -1,10 +1,11 @@
-//! Code that several crates of the runtime share: seeded random numbers, histograms, sizes for
-//! people, setters of configurations, and a mutex without poisoning.
+//! Code that several crates of the runtime share: seeded random numbers, histograms, maps by
+//! address, sizes for people, setters of configurations, and a mutex without poisoning.
 //!
 //! Depends on no other crate of the project.
 
 #![forbid(unsafe_code)]
 
+mod hashing;
 mod histogram;
 mod minstd;
 mod mutex;
@@ -12,6 +13,7 @@ mod random;
 mod setters;
 mod size;
 
+pub use hashing::{PlaceHasher, PlaceMap, PlaceSet};
 pub use histogram::{FineHistogram, Histogram, PowerHistogram};
 pub use minstd::Minstd;
 pub use mutex::{Condvar, Mutex, MutexGuard};

@@ -13,11 +13,11 @@ use crate::caller::library;
 use crate::contexts;
 use crate::driver::{CuResult, OUT_OF_MEMORY, SUCCESS};
 use crate::graphs;
-use crate::hashing::PlaceMap;
 use crate::log::Entry;
 use crate::messages::guarded;
 use crate::pools::{self, Pool};
 use crate::state::{State, existing, state};
+use xlog_base::PlaceMap;
 
 /// What a key of the table is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

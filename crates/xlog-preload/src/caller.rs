@@ -11,9 +11,9 @@ use std::ffi::{c_int, c_void};
 
 use xlog_trace::{StackId, record_stack};
 
-use crate::hashing::PlaceMap;
 use crate::resolve::{file_name, object_of};
 use crate::state::State;
+use xlog_base::PlaceMap;
 
 /// Objects that call the driver for others.
 const INTERMEDIATE: [&str; 5] = ["libcudart", "libcuda.so", OWN, "libffi.so", "_ctypes."];

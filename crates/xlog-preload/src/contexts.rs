@@ -2,10 +2,10 @@
 
 use crate::blocks::{Block, Space, release};
 use crate::driver::{CuResult, SUCCESS};
-use crate::hashing::PlaceMap;
 use crate::messages::guarded;
 use crate::pools;
 use crate::state::{State, existing};
+use xlog_base::PlaceMap;
 
 /// The contexts that took memory, with the device whose primary context each is.
 pub(crate) type Contexts = PlaceMap<u64, Option<u32>>;

@@ -24,7 +24,6 @@ mod driver;
 mod exports;
 mod graphs;
 mod handles;
-mod hashing;
 mod information;
 mod log;
 mod messages;

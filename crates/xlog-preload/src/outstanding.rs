@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use xlog_base::Mutex;
 
-use crate::hashing::PlaceSet;
 use crate::log::{per_thread, thread};
 use crate::state::State;
+use xlog_base::PlaceSet;
 
 /// A context and a stream in it. Default streams of threads have numbers that no handle has.
 pub(crate) type Stream = (u64, u64);

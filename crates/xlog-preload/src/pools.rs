@@ -23,11 +23,11 @@ use crate::account::{Account, PressureDeadline, Refusal, rounded};
 use crate::blocks::{Request, Space, give, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS, device_of};
 use crate::graphs;
-use crate::hashing::PlaceMap;
 use crate::log::per_thread;
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{MISSED, stream_of};
 use crate::state::{State, existing, state};
+use xlog_base::PlaceMap;
 
 /// The steps in which the driver's pools take memory: usually, and at least.
 const GROWTH: u64 = 32 << 20;

@@ -11,12 +11,10 @@
 //!
 //! [`DeviceMemoryResource::places_blocks`]: super::resource::DeviceMemoryResource::places_blocks
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, PlaceMap};
 
 use super::resource::{Generation, ResourceError, ResourceResult, SLOT_BITS};
 
@@ -36,8 +34,7 @@ pub(crate) enum SideTable<const N: usize> {
 
 /// Made when its first slot is used.
 type Chunk<const N: usize> = OnceLock<Box<[Run<N>]>>;
-type Map<const N: usize> =
-    Mutex<HashMap<Generation, MapEntry<N>, BuildHasherDefault<GenerationHasher>>>;
+type Map<const N: usize> = Mutex<PlaceMap<Generation, MapEntry<N>>>;
 
 #[derive(Debug)]
 pub(crate) struct MapEntry<const N: usize> {
@@ -218,27 +215,6 @@ fn new_chunk<const N: usize>() -> Box<[Run<N>]> {
 
 fn map_of<const N: usize>(maps: &[Map<N>; MAPS], generation: Generation) -> &Map<N> {
     &maps[(generation.0 ^ (generation.0 >> SLOT_BITS)) as usize % MAPS]
-}
-
-/// Spreads generations, which are unique already.
-#[derive(Default)]
-pub(crate) struct GenerationHasher(u64);
-
-impl Hasher for GenerationHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        // The golden ratio: maps use the high bits and the low ones.
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
 }
 
 #[cfg(test)]

@@ -11,11 +11,11 @@
 
 use std::collections::HashMap;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 use std::thread::{self, ThreadId};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, PlaceMap};
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceBlock, ResourceError, ResourceResult, XlogDeviceRuntime,
 };
@@ -65,14 +65,14 @@ struct Entry {
 }
 
 /// All live addresses. Devices share one address space.
-pub(super) struct Addresses([Mutex<HashMap<u64, Entry>>; SHARDS]);
+pub(super) struct Addresses([Mutex<PlaceMap<u64, Entry>>; SHARDS]);
 
 impl Addresses {
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| Mutex::default()))
     }
 
-    fn shard(&self, ptr: u64) -> &Mutex<HashMap<u64, Entry>> {
+    fn shard(&self, ptr: u64) -> &Mutex<PlaceMap<u64, Entry>> {
         &self.0[(ptr / UNIT as u64) as usize % SHARDS]
     }
 }
@@ -81,13 +81,14 @@ impl Addresses {
 pub(super) struct Device {
     pub(super) runtime: Arc<XlogDeviceRuntime>,
     ordinal: usize,
-    streams: RwLock<HashMap<usize, StreamId>>,
+    streams: RwLock<PlaceMap<usize, StreamId>>,
     graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
     captures: Mutex<Vec<OpenCapture>>,
     /// The number of open captures.
     capturing: AtomicUsize,
     /// Blocks whose free waits for the end of a capture.
     deferred: Mutex<Vec<Entry>>,
+    has_deferred: AtomicBool,
     pub(super) counters: Counters,
 }
 
@@ -104,6 +105,7 @@ impl Device {
             captures: Mutex::default(),
             capturing: AtomicUsize::new(0),
             deferred: Mutex::default(),
+            has_deferred: AtomicBool::new(false),
             counters: Counters::default(),
         })
     }
@@ -333,7 +335,9 @@ impl Device {
         }
         self.free_deferred();
         if let Some(entry) = self.try_free(entry) {
-            self.deferred.lock().push(entry);
+            let mut deferred = self.deferred.lock();
+            deferred.push(entry);
+            self.has_deferred.store(true, Ordering::Release);
         }
     }
 
@@ -370,15 +374,14 @@ impl Device {
     }
 
     fn free_deferred(&self) {
-        if self.capturing.load(Ordering::Acquire) > 0 {
+        if !self.has_deferred.load(Ordering::Acquire) || self.capturing.load(Ordering::Acquire) > 0
+        {
             return;
         }
         let Some(mut deferred) = self.deferred.try_lock() else { return };
-        if deferred.is_empty() {
-            return;
-        }
         let entries = std::mem::take(&mut *deferred);
         deferred.extend(entries.into_iter().filter_map(|entry| self.try_free(entry)));
+        self.has_deferred.store(!deferred.is_empty(), Ordering::Release);
     }
 
     /// Returns cached memory to the device: `torch.cuda.empty_cache()`. Waits for queued work, as PyTorch's own allocator does: its `cudaFree`

@@ -3,51 +3,69 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::{Value, json};
+use xlog_base::Mutex;
 
-/// A quantity over time.
+/// A quantity over time. All but the peak is exact.
 #[derive(Default)]
 pub(super) struct Counter {
-    current: AtomicU64,
-    peak: AtomicU64,
     added: AtomicU64,
     removed: AtomicU64,
+    peak: AtomicU64,
+    /// What was added and removed before the last reset.
+    added_before: AtomicU64,
+    removed_before: AtomicU64,
+    setting: Mutex<()>,
 }
 
 impl Counter {
+    fn current(&self) -> u64 {
+        let removed = self.removed.load(Relaxed);
+        self.added.load(Relaxed).saturating_sub(removed)
+    }
+
     pub(super) fn add(&self, amount: u64) {
-        let now = self.current.fetch_add(amount, Relaxed) + amount;
-        self.peak.fetch_max(now, Relaxed);
-        self.added.fetch_add(amount, Relaxed);
+        let added = self.added.fetch_add(amount, Relaxed) + amount;
+        let now = added.saturating_sub(self.removed.load(Relaxed));
+        if now > self.peak.load(Relaxed) {
+            self.peak.fetch_max(now, Relaxed);
+        }
     }
 
     pub(super) fn remove(&self, amount: u64) {
-        self.current.fetch_sub(amount, Relaxed);
         self.removed.fetch_add(amount, Relaxed);
     }
 
     /// Sets what is measured and not counted.
     pub(super) fn set(&self, amount: u64) {
-        let before = self.current.swap(amount, Relaxed);
-        self.peak.fetch_max(amount, Relaxed);
-        self.added.fetch_add(amount.saturating_sub(before), Relaxed);
-        self.removed.fetch_add(before.saturating_sub(amount), Relaxed);
+        if self.current() == amount {
+            return;
+        }
+        let _setting = self.setting.lock();
+        match amount.checked_sub(self.current()) {
+            Some(0) => {}
+            Some(more) => self.add(more),
+            None => self.remove(self.current().saturating_sub(amount)),
+        }
     }
 
     fn reset_peak(&self) {
-        self.peak.store(self.current.load(Relaxed), Relaxed);
+        self.peak.store(self.current(), Relaxed);
     }
 
     fn reset_totals(&self) {
-        self.added.store(0, Relaxed);
-        self.removed.store(0, Relaxed);
+        self.added_before.store(self.added.load(Relaxed), Relaxed);
+        self.removed_before.store(self.removed.load(Relaxed), Relaxed);
     }
 
     fn value(&self) -> Value {
+        let since = |all: &AtomicU64, before: &AtomicU64| {
+            all.load(Relaxed).saturating_sub(before.load(Relaxed))
+        };
         json!({
-            "current": self.current.load(Relaxed),
+            "current": self.current(),
             "peak": self.peak.load(Relaxed),
-            "allocated": self.added.load(Relaxed),
-            "freed": self.removed.load(Relaxed),
+            "allocated": since(&self.added, &self.added_before),
+            "freed": since(&self.removed, &self.removed_before),
         })
     }
 }

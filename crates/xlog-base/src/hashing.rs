@@ -1,17 +1,18 @@
-//! Hashing of addresses and handles. The driver chooses these keys, so no protection from chosen collisions is needed.
+//! Hashing of addresses, handles and numbers of blocks. The driver or the runtime chooses these keys, so no protection from chosen
+//! collisions is needed.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by address or handle.
-pub(crate) type PlaceMap<K, V> = HashMap<K, V, BuildHasherDefault<PlaceHasher>>;
-/// A set of addresses or handles.
-pub(crate) type PlaceSet<K> = HashSet<K, BuildHasherDefault<PlaceHasher>>;
+/// A map by address, handle or number.
+pub type PlaceMap<K, V> = HashMap<K, V, BuildHasherDefault<PlaceHasher>>;
+/// A set of addresses, handles or numbers.
+pub type PlaceSet<K> = HashSet<K, BuildHasherDefault<PlaceHasher>>;
 
 /// Multiplies each word by an odd constant. Addresses differ in their middle bits, and a product has its best bits at the top: the end
 /// rotates them to the bottom, where tables look first.
-#[derive(Default)]
-pub(crate) struct PlaceHasher(u64);
+#[derive(Default, Debug)]
+pub struct PlaceHasher(u64);
 
 impl Hasher for PlaceHasher {
     fn finish(&self) -> u64 {
