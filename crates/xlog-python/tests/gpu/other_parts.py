@@ -156,6 +156,48 @@ def part_cuda_core():
 
 
 @part
+def part_rmm():
+    import numpy
+    import rmm
+
+    import xlogmem
+
+    runtime = xlogmem.shared(0)
+    before = rmm.mr.get_current_device_resource()
+    pool = rmm.mr.PoolMemoryResource(xlogmem.rmm.upstream(), initial_pool_size=64 * MIB, maximum_pool_size=256 * MIB)
+    rmm.mr.set_current_device_resource(pool)
+    equal(runtime.bytes_outstanding, 64 * MIB, "bytes of RMM's pool in our runtime")
+    numbers = numpy.arange(1 << 20, dtype=numpy.int64)
+    buffers = [rmm.DeviceBuffer.to_device((numbers + turn).tobytes()) for turn in range(12)]
+    for turn, buffer in enumerate(buffers):
+        equal(numpy.frombuffer(buffer.tobytes(), dtype=numpy.int64).sum(), (numbers + turn).sum(), f"values of buffer {turn}")
+    check(runtime.bytes_outstanding > 64 * MIB, "the growth of RMM's pool is not ours")
+    del buffer, buffers
+    rmm.mr.set_current_device_resource(before)
+    del pool
+    runtime.reap()
+    equal(runtime.bytes_outstanding, 0, "bytes after RMM's pool has ended")
+
+    # Without a pool: every allocation is ours, on streams too, and a refusal is a MemoryError of RMM's.
+    direct = xlogmem.rmm.upstream()
+    stream = rmm.pylibrmm.stream.Stream()
+    with runtime.scope("rmm", 32 * MIB):
+        held = [rmm.DeviceBuffer(size=8 * MIB, stream=stream, mr=direct) for _ in range(4)]
+        try:
+            rmm.DeviceBuffer(size=8 * MIB, stream=stream, mr=direct)
+            check(False, "40 MiB were granted of 32")
+        except MemoryError as refused:
+            print(f"refused: {type(refused).__name__}")
+        held.pop()
+        held.append(rmm.DeviceBuffer(size=8 * MIB, stream=stream, mr=direct))
+    del held
+    stream.synchronize()
+    runtime.reap()
+    equal(runtime.bytes_outstanding, 0, "bytes after all buffers were dropped")
+    print(f"rmm {rmm.__version__}")
+
+
+@part
 def part_exchange():
     import torch
 

@@ -11,7 +11,7 @@ def main():
     if sys.argv[1] == "--list":
         print("\n".join(PARTS))
         return
-    needs = {"cupy": "cupy", "numba": "numba.cuda", "cuda_core": "cuda.core"}
+    needs = {"cupy": "cupy", "numba": "numba.cuda", "cuda_core": "cuda.core", "rmm": "rmm"}
     name = sys.argv[1]
     module = needs.get(name, "torch" if name not in ("runtime", "jax", "exits") else None)
     if module is not None and name != "numba":
