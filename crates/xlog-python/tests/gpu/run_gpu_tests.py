@@ -38,7 +38,9 @@ def unpacked(wheel, folder):
         target = commands / script.name
         script.rename(target)
         target.chmod(0o755)
-    return {**os.environ, "PYTHONPATH": str(folder), "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+    # What the caller has unpacked elsewhere, such as RMM, stays importable.
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
 
 
 def run(script, arguments, environment):
