@@ -31,7 +31,7 @@ const MIN_PENDING: u64 = 4;
 
 /// Requests above this are very large. 1/MIN_PENDING_OF_LARGE of them must be pending.
 const VERY_LARGE: u64 = 256 << 20;
-const MIN_PENDING_OF_LARGE: u64 = 32;
+const MIN_PENDING_OF_LARGE: u64 = 128;
 
 /// What very large requests of a pool may wait together: this, and 1/SHARE of the time since the pool was made.
 const ALLOWANCE: Duration = Duration::from_millis(200);

@@ -138,7 +138,11 @@ impl SlowPath<'_> {
 
     /// The free bytes that are worth a remap: half of a request whose handles are shared, little of a larger one.
     fn minimum_free(&self) -> u64 {
-        if self.size >= LARGE_BLOCK { self.size / 20 } else { self.size / 2 }
+        match self.size {
+            UNBOUNDED.. => self.size / 128,
+            LARGE_BLOCK.. => self.size / 20,
+            _ => self.size / 2,
+        }
     }
 
     /// Whether a search or a remap of `cost` may be made.
