@@ -30,7 +30,7 @@ use plan::{Need, Plan};
 use state::{PhysicalHandle, State};
 
 /// A pool has about this many small handles, so a large pool has larger ones.
-const SHARED_HANDLES: u64 = 1024;
+const SHARED_HANDLES: u64 = 512;
 /// A request of up to 1 GiB has at most about this many handles: they take less than 2 ms.
 const MAX_HANDLES: u64 = 32;
 /// Fresh handles beside moved ones are at least about this many, so that they are small.
