@@ -115,7 +115,9 @@ impl Frees {
             (frees.end(), stamps, std::mem::take(&mut frees.unseen))
         });
         let is_done = stream.is_done();
-        let is_seen = is_done && matches!(stream.synchronize_if_complete(counters), Ok(true));
+        // Not on a stream that other code may begin to capture now: an event that is recorded meanwhile may crash the driver.
+        let may_record = is_done && !stream.clock().header().handle_escaped();
+        let is_seen = may_record && matches!(stream.synchronize_if_complete(counters), Ok(true));
         if unseen && !is_seen {
             self.with(stream, |frees| frees.unseen = true);
         }
