@@ -86,7 +86,7 @@ impl DeviceStream {
     /// It is valid as long as this object lives; it must not be destroyed. On CUDA it is the raw `CUstream`: from now on the stream is
     /// asked before each use whether it is being captured, as after [`DeviceStream::cu_stream`].
     pub fn handle(&self) -> StreamHandle {
-        self.raw.clock().header().mark_handle_escaped();
+        self.raw.mark_handle_escaped();
         self.raw.handle()
     }
 
@@ -94,7 +94,7 @@ impl DeviceStream {
     ///
     /// It is valid as long as this object lives; it must not be destroyed.
     pub fn cu_stream(&self) -> Option<*mut c_void> {
-        self.raw.clock().header().mark_handle_escaped();
+        self.raw.mark_handle_escaped();
         self.driver().raw_stream(self.raw.handle())
     }
 
@@ -181,9 +181,9 @@ impl DeviceStream {
         self.check_one_capture(other)?;
         let driver = self.driver();
         let event = driver.event_create()?;
-        if other.raw.clock().header().handle_escaped() {
+        if other.raw.handle_escaped() {
             // Others may capture that stream, and a stream that waits for captured work joins the capture.
-            self.raw.clock().header().mark_handle_escaped();
+            self.raw.mark_handle_escaped();
         }
         let queued = driver
             .event_record(event, other.raw.handle())
@@ -211,7 +211,7 @@ impl DeviceStream {
 
     /// Refuses a wait that would break a capture: of captured work for work outside, or for another capture.
     fn check_one_capture(&self, other: &DeviceStream) -> Result<()> {
-        let may_be = |stream: &DeviceStream| stream.raw.clock().header().handle_escaped();
+        let may_be = |stream: &DeviceStream| stream.raw.handle_escaped();
         let either = may_be(self) || may_be(other);
         let Some(graphs) = self.driver().graphs().filter(|_| either) else { return Ok(()) };
         let info = |stream: &DeviceStream| match may_be(stream) {

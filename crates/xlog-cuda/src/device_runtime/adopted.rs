@@ -75,7 +75,7 @@ impl StreamPool {
         let is_captured = joins_capture(&**driver, foreign)?;
         let proxy = self.lease()?;
         // A stream that waits for captured work joins the capture, and other code may capture the foreign stream.
-        proxy.stream().raw().clock().header().mark_handle_escaped();
+        proxy.stream().raw().mark_handle_escaped();
         let event = driver.event_create()?;
         let adopted = AdoptedStream { proxy, foreign, event, _of_this_thread: PhantomData };
         if is_captured {

@@ -320,7 +320,7 @@ impl StreamTable {
         let raw = self.make_with(|slot, header| {
             Ok(RawStream::enlisted(self.device.clone(), handle, slot, header))
         })?;
-        raw.clock().header().mark_handle_escaped();
+        raw.mark_handle_escaped();
         let stream = Arc::new(DeviceStream::new(IssuedId::issue(), raw));
         let entry = LeasedStream { stream: stream.clone(), holder: Holder::Pool };
         self.shard(stream.id()).lock().insert(stream.id(), entry);

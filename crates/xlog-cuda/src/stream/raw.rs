@@ -7,11 +7,13 @@
 //! - A capture of the runtime begins between driver calls: a call under a [`CallGuard`] is over before the capture begins.
 //! - A capture of other code may begin at any time on a stream whose handle has escaped. So such a stream is never queried, and an event that is
 //!   recorded on it counts only after the driver has confirmed that no capture took it. Queries of confirmed events break no capture.
+//! - Driver 580 may crash when an event is recorded on such a stream while another thread begins or ends a capture there. So once other calls ask what
+//!   has completed ([`RawStream::poll_freed`]), the frees, which name the stream, record events for them.
 //! - Before a capture of the runtime begins, an event is recorded at the tail: other streams can wait for earlier work during the capture.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use xlog_driver::sync::scheduling_point;
 use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
@@ -49,8 +51,21 @@ pub(crate) struct RawStream {
     is_owned: bool,
     /// The stamp of the last work before the capture of the runtime that is open.
     captured_tail: AtomicU64,
+    /// The stamp of the memory that became free last, since the handle has escaped.
+    last_free: AtomicU64,
+    /// The bytes that became free after the last event, since the handle has escaped.
+    free_without_event: AtomicU64,
+    /// How many more frees record events for other calls, which have asked.
+    asked_frees: AtomicU32,
     pub(super) device: Arc<CudaDevice>,
 }
+
+/// The bytes that become free on a stream whose handle has escaped before an event is recorded for them, and the bytes that a block counts for at least.
+const FREE_PER_EVENT: u64 = 1 << 20;
+const MIN_FREE: u64 = FREE_PER_EVENT / 64;
+
+/// How many frees record events after another call has asked. Without it each pair of a large block would cost an event.
+const FREES_PER_ASK: u32 = 256;
 
 /// The tail of a stream whose capture is about to begin.
 const UNRECORDED: u64 = u64::MAX;
@@ -90,7 +105,19 @@ impl RawStream {
         let driver = DriverPtr(NonNull::from(device.driver().as_ref()));
         let clock = StreamClock::new(slot, header);
         let captured_tail = AtomicU64::new(UNRECORDED);
-        Self { clock, handle, priority: 0, is_owned: false, captured_tail, device, driver }
+        let [last_free, free_without_event] = std::array::from_fn(|_| AtomicU64::new(0));
+        Self {
+            clock,
+            handle,
+            priority: 0,
+            is_owned: false,
+            captured_tail,
+            last_free,
+            free_without_event,
+            asked_frees: AtomicU32::new(0),
+            device,
+            driver,
+        }
     }
 
     #[inline(always)]
@@ -115,10 +142,60 @@ impl RawStream {
         &self.clock
     }
 
+    #[inline]
+    pub(crate) fn handle_escaped(&self) -> bool {
+        self.clock.header().handle_escaped()
+    }
+
+    /// From now on other code may capture this stream.
+    pub(crate) fn mark_handle_escaped(&self) {
+        if !self.handle_escaped() {
+            self.clock.header().mark_handle_escaped();
+            std::sync::atomic::fence(Ordering::SeqCst);
+            // What became free before did not note its stamp.
+            self.note_free(self.clock.now());
+        }
+    }
+
+    /// The stamp of memory that becomes free now. Read under the lock of what it becomes free in.
+    #[inline]
+    pub(crate) fn stamp_free(&self) -> u64 {
+        let now = self.clock.now();
+        self.note_free(now);
+        now
+    }
+
+    /// Memory becomes free once the work of this stream up to `stamp` has completed.
+    #[inline]
+    pub(crate) fn note_free(&self, stamp: u64) {
+        if self.handle_escaped() {
+            self.last_free.fetch_max(stamp, Ordering::AcqRel);
+        }
+    }
+
+    /// After a call that names this stream has freed `bytes`. True if other calls ask for what becomes free, and enough did for an event.
+    #[inline]
+    pub(crate) fn needs_event(&self, bytes: usize) -> bool {
+        self.asked_frees.load(Ordering::Relaxed) != 0 && self.count_free(bytes as u64)
+    }
+
+    #[cold]
+    fn count_free(&self, bytes: u64) -> bool {
+        let asked = self.asked_frees.load(Ordering::Relaxed);
+        self.asked_frees.store(asked.saturating_sub(1), Ordering::Relaxed);
+        let bytes = bytes.max(MIN_FREE);
+        let before = self.free_without_event.fetch_add(bytes, Ordering::Relaxed);
+        let is_enough = before.saturating_add(bytes) >= FREE_PER_EVENT;
+        if is_enough {
+            self.free_without_event.store(0, Ordering::Relaxed);
+        }
+        is_enough
+    }
+
     /// Refuses a stream under capture: its work does not run now, so no stamp can stand for it.
     #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
-        if self.clock.header().handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
+        if self.handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
     }
 
     /// [`RawStream::check_not_capturing`] for as long as the result lives.
@@ -189,14 +266,6 @@ impl RawStream {
         matches!(self.device.driver().stream_is_idle(self.handle), Ok(true))
     }
 
-    /// Whether all its work is known to be done. False for a stream that cannot be queried.
-    pub(crate) fn is_done(&self) -> bool {
-        match self.clock.header().handle_escaped() {
-            true => self.poll_escaped_tail(),
-            false => self.is_unused(),
-        }
-    }
-
     /// Records an event at the tail of this stream; returns the stamp that it covers.
     #[inline(always)]
     pub(crate) fn record(&self, counters: &StripedCounters) -> DriverResult<u64> {
@@ -219,7 +288,7 @@ impl RawStream {
         call: &'static str,
     ) -> DriverResult<EventHandle> {
         let event = self.record_begun(begun)?;
-        match self.clock.header().handle_escaped() {
+        match self.handle_escaped() {
             true => {
                 let confirmed = self.confirm(event, call);
                 confirmed.inspect_err(|_| self.clock.failed(begun.covers, None))
@@ -384,17 +453,28 @@ impl RawStream {
 
     /// Asks whether everything up to `stamp` has completed.
     pub(crate) fn poll(&self, stamp: u64) -> Completion {
+        self.poll_by(stamp, |driver, event| driver.event_query(event))
+    }
+
+    /// [`RawStream::poll`]; the host waits for an event that has completed, as [`RawStream::synchronize_if_complete`] does.
+    pub(crate) fn poll_waiting(&self, stamp: u64) -> Completion {
+        self.poll_by(stamp, synchronize_complete)
+    }
+
+    fn poll_by(
+        &self,
+        stamp: u64,
+        ask: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
+    ) -> Completion {
         if self.clock.is_complete(stamp) {
             return Completion::Complete;
         }
         let Some(recorded) = self.clock.find(stamp) else { return Completion::Unrecorded };
         // An event that cannot be queried counts as pending.
-        let complete = matches!(self.device.driver().event_query(recorded.event), Ok(true));
-        if complete {
-            self.clock.completed_up_to(recorded.covers);
+        match self.wait_for_pinned(recorded.covers, recorded.event, ask) {
+            Ok(true) => Completion::Complete,
+            _ => Completion::Pending,
         }
-        self.clock.unpin();
-        if complete { Completion::Complete } else { Completion::Pending }
     }
 
     /// Asks the recorded events, beginning with the oldest, up to which stamp work has completed. Never waits.
@@ -404,12 +484,38 @@ impl RawStream {
 
     /// Whether everything queued so far, and so every stamp up to now, has completed. Never waits.
     pub(crate) fn poll_tail(&self) -> bool {
-        if self.clock.header().handle_escaped() {
+        if self.handle_escaped() {
             return self.poll_escaped_tail();
         }
         let Ok(_entered) = self.enter("stream_query") else { return false };
         // Others rely on the result, so it is more than housekeeping.
         matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
+    }
+
+    /// Whether the last work on all memory that became free here has completed. Never waits. For a call that need not name this stream.
+    pub(crate) fn poll_freed(&self) -> bool {
+        let Some(stamp) = self.ask_freed() else { return self.poll_tail() };
+        self.poll_events();
+        match self.poll(stamp) {
+            Completion::Unrecorded => self.poll_escaped_tail(),
+            polled => polled == Completion::Complete,
+        }
+    }
+
+    /// A stamp, covered by an event, of everything that became free here. For a call that need not name this stream.
+    pub(crate) fn stamp_freed(&self, counters: &StripedCounters) -> DriverResult<u64> {
+        match self.ask_freed() {
+            Some(stamp) if self.poll(stamp) != Completion::Unrecorded => Ok(stamp),
+            _ => self.record(counters),
+        }
+    }
+
+    /// The stamp of the memory that became free last, if the handle has escaped. From now on frees record events for the calls that ask.
+    pub(crate) fn ask_freed(&self) -> Option<u64> {
+        self.handle_escaped().then(|| {
+            self.asked_frees.store(FREES_PER_ASK, Ordering::Relaxed);
+            self.last_free.load(Ordering::Acquire)
+        })
     }
 
     /// [`RawStream::poll_tail`] by events. A new one is recorded only if all earlier ones have completed; mostly a later call finds it complete.
@@ -443,9 +549,8 @@ impl RawStream {
     /// Waits until everything queued so far has completed. A capture of the runtime may begin meanwhile, so it waits for an event. For the
     /// stream of another thread that is not one of the clock: moving the clock would revoke that thread's bias.
     pub(super) fn synchronize_queued(&self) -> DriverResult<()> {
-        let wait = |driver: &dyn Driver, event| driver.event_synchronize(event).map(|()| true);
         if self.clock.is_local() {
-            return self.synchronize_by("synchronize", wait).map(drop);
+            return self.synchronize_by("synchronize", synchronize_event).map(drop);
         }
         let event = self.record_apart("synchronize")?;
         let waited = self.driver().event_synchronize(event);
@@ -466,7 +571,7 @@ impl RawStream {
             let _ = unsafe { driver.event_destroy(event) };
             return Err(error);
         }
-        match self.clock.header().handle_escaped() {
+        match self.handle_escaped() {
             true => self.confirm(event, call),
             false => Ok(event),
         }
@@ -486,47 +591,83 @@ impl RawStream {
 
     /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn synchronize(&self, counters: &StripedCounters) -> DriverResult<u64> {
-        let wait = |driver: &dyn Driver, event| driver.event_synchronize(event).map(|()| true);
-        let covers = self.synchronize_by("event_record", wait).map(|(covers, _)| covers)?;
+        let covers =
+            self.synchronize_by("event_record", synchronize_event).map(|(covers, _)| covers)?;
         counters.count(|counts| counts.recorded += 1);
         Ok(covers)
     }
 
-    /// [`RawStream::synchronize`] for a reap, which leaves a stream under capture to a later one.
-    pub(crate) fn synchronize_unless_captured(
-        &self,
-        counters: &StripedCounters,
-    ) -> DriverResult<()> {
-        match self.synchronize(counters) {
+    /// Waits until the last work on all memory that became free here has completed, for a reap, which leaves a stream under capture to a later one.
+    pub(crate) fn synchronize_freed(&self, counters: &StripedCounters) -> DriverResult<()> {
+        match self.synchronize_freed_by(counters, synchronize_event) {
             Err(error) if is_capture_refusal(&error) => Ok(()),
             outcome => outcome.map(drop),
         }
     }
 
-    /// [`RawStream::synchronize`] within the deadline of the running call; false if that was too short.
-    pub(crate) fn synchronize_in_time(&self, counters: &StripedCounters) -> DriverResult<bool> {
+    /// [`RawStream::synchronize_freed`] within the deadline of the running call; false if that was too short.
+    pub(crate) fn synchronize_freed_in_time(
+        &self,
+        counters: &StripedCounters,
+    ) -> DriverResult<bool> {
         match device_wait::left() {
-            None => self.synchronize(counters).map(|_| true),
+            None => self.synchronize_freed_by(counters, synchronize_event),
             Some(left) if left.is_zero() => Ok(false),
-            Some(_) => {
-                let wait =
-                    |driver: &dyn Driver, event| device_wait::poll(|| driver.event_query(event));
-                let (_, done) = self.synchronize_by("event_record", wait)?;
-                counters.count(|counts| counts.recorded += 1);
-                Ok(done)
+            Some(_) => self.synchronize_freed_by(counters, |driver, event| {
+                device_wait::poll(|| driver.event_query(event))
+            }),
+        }
+    }
+
+    /// Waits by `wait`, which returns whether an event has completed: for an event at the tail, or for the one that covers what became free.
+    fn synchronize_freed_by(
+        &self,
+        counters: &StripedCounters,
+        wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
+    ) -> DriverResult<bool> {
+        if let Some(stamp) = self.ask_freed() {
+            if self.clock.is_complete(stamp) {
+                return Ok(true);
+            }
+            if let Some(recorded) = self.clock.find(stamp) {
+                return self.wait_for_pinned(recorded.covers, recorded.event, wait);
             }
         }
+        let (_, done) = self.synchronize_by("event_record", wait)?;
+        counters.count(|counts| counts.recorded += 1);
+        Ok(done)
+    }
+
+    /// Waits by `wait` for a pinned event, and unpins it.
+    fn wait_for_pinned(
+        &self,
+        covers: u64,
+        event: EventHandle,
+        wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
+    ) -> DriverResult<bool> {
+        let waited = wait(self.device.driver().as_ref(), event);
+        if matches!(waited, Ok(true)) {
+            self.clock.completed_up_to(covers);
+        }
+        self.clock.unpin();
+        waited
+    }
+
+    /// Waits until everything up to `stamp` has completed, if an event covers it. Waits for no later work.
+    pub(crate) fn synchronize_up_to(&self, stamp: u64) -> DriverResult<Completion> {
+        if self.clock.is_complete(stamp) {
+            return Ok(Completion::Complete);
+        }
+        let Some(recorded) = self.clock.find(stamp) else { return Ok(Completion::Unrecorded) };
+        self.wait_for_pinned(recorded.covers, recorded.event, synchronize_event)?;
+        Ok(Completion::Complete)
     }
 
     /// Records an event at the tail; if it has completed, the host waits for it, which returns at once. Returns whether it has completed.
     ///
     /// A query would tell as much. But the driver's pool keeps memory whose free the host has not waited for.
     pub(crate) fn synchronize_if_complete(&self, counters: &StripedCounters) -> DriverResult<bool> {
-        let wait = |driver: &dyn Driver, event| match driver.event_query(event)? {
-            true => driver.event_synchronize(event).map(|()| true),
-            false => Ok(false),
-        };
-        let (_, is_complete) = self.synchronize_by("event_record", wait)?;
+        let (_, is_complete) = self.synchronize_by("event_record", synchronize_complete)?;
         counters.count(|counts| counts.recorded += 1);
         Ok(is_complete)
     }
@@ -545,13 +686,23 @@ impl RawStream {
         if let Some((covers, event)) = ask {
             self.ask(covers, event);
         }
-        let waited = wait(self.device.driver().as_ref(), event);
-        if matches!(waited, Ok(true)) {
-            self.clock.completed_up_to(covers);
-        }
-        self.clock.unpin();
-        waited.map(|done| (covers, done))
+        let done = self.wait_for_pinned(covers, event, wait)?;
+        Ok((covers, done))
     }
+}
+
+/// Waits for an event that has completed; false for any other.
+fn synchronize_complete(driver: &dyn Driver, event: EventHandle) -> DriverResult<bool> {
+    let is_complete = driver.event_query(event)?;
+    if is_complete {
+        driver.event_synchronize(event)?;
+    }
+    Ok(is_complete)
+}
+
+/// Waits for an event.
+fn synchronize_event(driver: &dyn Driver, event: EventHandle) -> DriverResult<bool> {
+    driver.event_synchronize(event).map(|()| true)
 }
 
 /// Whether a call on a stream was refused because the stream is being captured.

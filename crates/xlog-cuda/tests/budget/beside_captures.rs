@@ -71,6 +71,26 @@ fn freed_by_captured(
     device.sim().unwrap().set_capturing(handle, true).unwrap();
 }
 
+/// After a call has asked what became free on a stream whose handle is known, frees record events there.
+#[test]
+fn memory_that_a_captured_stream_freed_after_a_reap_serves_beside_the_capture() {
+    for_each_sim(|device, sim| {
+        each_budget(device, |budget, [first, second]| {
+            let handle = first.handle();
+            let reaped = budget.allocate(40 * MIB, first.id(), TAG).unwrap();
+            budget.deallocate(reaped).unwrap();
+            budget.reap_pending().unwrap();
+            freed_by_captured(device, budget, &first);
+            let block = budget.allocate(40 * MIB, second.id(), TAG).unwrap();
+            fill(&second, &block);
+            sim.set_capturing(handle, false).unwrap();
+            budget.deallocate(block).unwrap();
+            budget.reap_pending().unwrap();
+        });
+        assert!(device.races().is_empty());
+    });
+}
+
 #[test]
 fn a_request_that_only_a_captured_stream_has_memory_for_is_out_of_memory() {
     for_each_sim(|device, sim| {

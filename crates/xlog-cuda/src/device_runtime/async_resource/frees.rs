@@ -70,15 +70,15 @@ impl StreamFrees {
 }
 
 impl Frees {
-    /// Notes a free on `stream`. True if there are enough for [`Frees::poll`].
+    /// Notes a free of `bytes` on `stream`. True if there are enough for [`Frees::poll`].
     #[inline]
-    pub(super) fn queued(&self, stream: &RawStream, generation: Generation) -> bool {
+    pub(super) fn queued(&self, stream: &RawStream, generation: Generation, bytes: usize) -> bool {
         let slot = stream.clock().slot();
         let push = |frees: &mut StreamFrees| {
             frees.slot = slot;
             frees.unseen = true;
             frees.loose.push_back(generation);
-            frees.loose.len() >= BATCH
+            frees.loose.len() >= BATCH || stream.needs_event(bytes)
         };
         match self.streams.get(slot).and_then(|at| at.0.enter()) {
             Some(mut frees) => push(&mut frees),
@@ -114,10 +114,9 @@ impl Frees {
             let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
             (frees.end(), stamps, std::mem::take(&mut frees.unseen))
         });
-        let is_done = stream.is_done();
-        // Not on a stream that other code may begin to capture now: an event that is recorded meanwhile may crash the driver.
-        let may_record = is_done && !stream.clock().header().handle_escaped();
-        let is_seen = may_record && matches!(stream.synchronize_if_complete(counters), Ok(true));
+        // A stream that other code may begin to capture now is not queried, and an event is recorded there only for loose frees.
+        let is_done = !stream.handle_escaped() && stream.is_unused();
+        let is_seen = is_done && matches!(stream.synchronize_if_complete(counters), Ok(true));
         if unseen && !is_seen {
             self.with(stream, |frees| frees.unseen = true);
         }
@@ -131,7 +130,7 @@ impl Frees {
         }
         let complete = stamps
             .into_iter()
-            .take_while(|&stamp| stream.poll(stamp) == Completion::Complete)
+            .take_while(|&stamp| stream.poll_waiting(stamp) == Completion::Complete)
             .last();
         let done = self.with(stream, |frees| frees.take_batches(complete.unwrap_or(0)));
         if !self.with(stream, |frees| frees.loose.is_empty()) {
@@ -159,9 +158,17 @@ impl Frees {
         stream: &RawStream,
         counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
-        let (end, unseen) =
-            self.with(stream, |frees| (frees.end(), std::mem::take(&mut frees.unseen)));
-        let synchronized = stream.synchronize(counters).inspect_err(|_| {
+        let (end, unseen, has_loose, last_batch) = self.with(stream, |frees| {
+            let last_batch = frees.batches.back().map_or(0, |(stamp, _)| *stamp);
+            let unseen = std::mem::take(&mut frees.unseen);
+            (frees.end(), unseen, !frees.loose.is_empty(), last_batch)
+        });
+        // On a stream that other code may begin to capture now an event is recorded only for loose frees.
+        let synchronized = match stream.handle_escaped() && !has_loose {
+            true => stream.synchronize_up_to(last_batch).map(|_| last_batch),
+            false => stream.synchronize(counters),
+        };
+        let synchronized = synchronized.inspect_err(|_| {
             self.with(stream, |frees| frees.unseen |= unseen);
         });
         let stamp = match synchronized {

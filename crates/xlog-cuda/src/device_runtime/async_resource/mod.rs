@@ -194,7 +194,7 @@ impl AsyncCudaResource {
             self.deferred_frees.keep_failed(generation);
             return Err(error);
         }
-        self.note_queued(owner, generation);
+        self.note_queued(owner, generation, meta.bytes());
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl AsyncCudaResource {
         let freed = entered.map_err(Into::into).and_then(|_entered| self.free_on(owner, meta));
         match freed {
             Ok(()) => {
-                self.note_queued(owner, generation);
+                self.note_queued(owner, generation, meta.bytes());
                 Ok(())
             }
             Err(error) => {
@@ -231,8 +231,8 @@ impl AsyncCudaResource {
 
     /// Notes a queued free; now and then it polls which have completed.
     #[inline]
-    fn note_queued(&self, owner: &RawStream, generation: Generation) {
-        if self.frees.queued(owner, generation) {
+    fn note_queued(&self, owner: &RawStream, generation: Generation, bytes: usize) {
+        if self.frees.queued(owner, generation, bytes) {
             self.poll_frees(owner);
         }
     }
@@ -265,6 +265,7 @@ impl AsyncCudaResource {
         for stream in
             self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
         {
+            stream.ask_freed();
             match completed(stream) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),

@@ -277,7 +277,7 @@ impl GraphRegistry {
 
     /// The driver stream of an id, if the driver says that it may be captured.
     fn maybe_captured(&self, stream: StreamId) -> Option<&Arc<RawStream>> {
-        self.streams.raw(stream).filter(|raw| raw.clock().header().handle_escaped())
+        self.streams.raw(stream).filter(|raw| raw.handle_escaped())
     }
 
     pub(super) fn info(&self, raw: &RawStream) -> Result<Option<CaptureInfo>, DriverError> {

@@ -163,20 +163,10 @@ impl PinnedHostResource {
 
     /// Waits for the work of a stream up to a stamp, and for no later work.
     fn wait_up_to(&self, stream: &RawStream, stamp: u64) -> Result<()> {
-        let clock = stream.clock();
-        if clock.is_complete(stamp) {
-            return Ok(());
-        }
-        let Some(recorded) = clock.find(stamp) else {
+        if stream.synchronize_up_to(stamp)? == Completion::Unrecorded {
             stream.synchronize(&self.tracker.counters)?;
-            return Ok(());
-        };
-        let waited = self.device.driver().event_synchronize(recorded.event);
-        if waited.is_ok() {
-            clock.completed_up_to(recorded.covers);
         }
-        clock.unpin();
-        Ok(waited?)
+        Ok(())
     }
 }
 

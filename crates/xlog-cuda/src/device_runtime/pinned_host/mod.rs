@@ -255,8 +255,8 @@ impl DeviceMemoryResource for PinnedHostResource {
             (self.release_completed(usize::MAX), self.retired.streams(&self.tracker))
         };
         for stream in streams {
-            let waited = stream.synchronize(&self.tracker.counters);
-            outcome = outcome.and(waited.map(|_| ()).map_err(Into::into));
+            let waited = stream.synchronize_freed(&self.tracker.counters);
+            outcome = outcome.and(waited.map_err(Into::into));
         }
         let released = self.reap_completed();
         outcome.and(released)

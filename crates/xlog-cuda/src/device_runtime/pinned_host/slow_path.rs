@@ -51,7 +51,7 @@ impl PinnedHostResource {
         // The thread that the device waits for may need the slow path.
         drop(slow_path);
         for stream in streams {
-            let _ = stream.synchronize_in_time(&self.tracker.counters);
+            let _ = stream.synchronize_freed_in_time(&self.tracker.counters);
         }
         let _ = self.reap_completed();
         if let Some(found) = allocate(ServedBy::Reaped) {

@@ -98,6 +98,8 @@ pub(super) struct Arena {
     pub(super) tlsf: Tlsf,
     pub(super) magazine: Magazine,
     coalesce_queue: CoalesceQueue,
+    /// The stamp of the last free: what is in the magazine and the coalesce queue was freed by then.
+    last_free: u64,
     /// Free slots for the next blocks.
     slots: Vec<u32>,
     pub(super) counts: ArenaCounts,
@@ -234,6 +236,7 @@ impl Arena {
         capacity: u64,
         table: &BlockTable,
     ) {
+        self.last_free = stamp;
         if !self.magazine.push(freed.slot, freed.meta, freed.units, capacity) {
             self.free_uncached(freed, stamp, capacity, table);
         }
@@ -288,8 +291,8 @@ impl Arena {
     }
 
     /// Flushes the magazine and the coalesce queue into the TLSF; surplus slots are added to `slots`.
-    pub(super) fn flush(&mut self, stamp: u64, table: &BlockTable, slots: &mut Vec<u32>) {
-        let (tlsf, kept) = (&mut self.tlsf, &mut self.slots);
+    pub(super) fn flush(&mut self, table: &BlockTable, slots: &mut Vec<u32>) {
+        let (tlsf, kept, stamp) = (&mut self.tlsf, &mut self.slots, self.last_free);
         self.coalesce_queue.drain(tlsf, stamp);
         self.magazine.drain(table, |slot, meta| {
             tlsf.free(meta.node(), stamp);
@@ -429,21 +432,19 @@ impl Arenas {
         }
         let mut slots = Vec::new();
         // A busy arena keeps its surplus until it is used.
-        self.scan(|slot, arena| {
-            if arena.exceeds(capacity)
-                && let Some(stream) = tracker.streams.at(slot)
-            {
-                arena.flush(stream.clock().now(), &tracker.table, &mut slots);
+        self.scan(|_, arena| {
+            if arena.exceeds(capacity) {
+                arena.flush(&tracker.table, &mut slots);
             }
         });
         tracker.table.free_slots(slots);
     }
 
-    /// Flushes all magazines with the current stamp, before the caller polls which work has completed.
+    /// Flushes all magazines, before the caller polls which work has completed.
     pub(super) fn flush(&self, tracker: &Tracker) {
         let mut slots = Vec::new();
-        for (_, arena, stream) in self.with_streams(tracker) {
-            arena.with(|arena| arena.flush(stream.clock().now(), &tracker.table, &mut slots));
+        for (_, arena) in self.iter() {
+            arena.with(|arena| arena.flush(&tracker.table, &mut slots));
         }
         tracker.table.free_slots(slots);
     }

@@ -34,6 +34,7 @@ impl PoolResource {
         if let Some(sanitizer) = &self.sanitizer {
             sanitizer.end_block(meta.ptr());
         }
+        let bytes = meta.bytes();
         meta.end();
         arena.with(|arena| {
             match returned {
@@ -44,9 +45,14 @@ impl PoolResource {
             }
             // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
             // stamp.
-            let (stamp, capacity) = (owner.clock().now(), self.arenas.magazine_capacity());
+            let (stamp, capacity) = (owner.stamp_free(), self.arenas.magazine_capacity());
             arena.free(FreedBlock::of(generation, meta), stamp, capacity, &self.tracker.table);
         });
+        // Not for a deferred free: the call that frees it does not name the stream.
+        if returned && owner.needs_event(bytes) {
+            // A stream that cannot record keeps its memory.
+            let _ = owner.record(&self.tracker.counters);
+        }
         Ok(())
     }
 

@@ -375,7 +375,7 @@ impl PoolResource {
     #[cold]
     fn undo_allocation(&self, suballocation: Suballocation, owner: &RawStream) -> ResourceError {
         if let Ok(arena) = self.arena(owner.clock().slot()) {
-            arena.with(|arena| arena.undo(suballocation, owner.clock().now()));
+            arena.with(|arena| arena.undo(suballocation, owner.stamp_free()));
         }
         too_many_blocks()
     }

@@ -83,7 +83,7 @@ impl SlowPath<'_> {
         }
         let streams = || pool.arenas.with_streams(&pool.tracker).map(|(_, _, stream)| stream);
         let is_complete = |stream: &RawStream| {
-            stream.clock().is_complete(stream.clock().now()) || stream.poll_tail()
+            stream.clock().is_complete(stream.clock().now()) || stream.poll_freed()
         };
         if !pool.deferred_frees.has_deferred() && streams().all(is_complete)
             || self.prefer_wait_over_growth()
@@ -100,8 +100,8 @@ impl SlowPath<'_> {
         let counters = &pool.tracker.counters;
         // Up to now: other threads may queue more meanwhile. A stream that cannot record is not waited for.
         let mut busy: Vec<_> = streams()
-            .filter(|stream| !stream.poll_tail())
-            .filter_map(|stream| Some((stream, stream.record(counters).ok()?)))
+            .filter(|stream| !stream.poll_freed())
+            .filter_map(|stream| Some((stream, stream.stamp_freed(counters).ok()?)))
             .collect();
         let handles = (self.size / HANDLE).clamp(1, MAX_HANDLES) as u32;
         let while_growing = HANDLE_COST * handles;

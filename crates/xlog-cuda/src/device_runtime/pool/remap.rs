@@ -187,7 +187,7 @@ impl SlowPath<'_> {
         let Some(span) = span else { return Ok(self.allocate_shared_free()) };
         let mut range = self.fresh(span);
         if !free.staying.is_empty() {
-            range.stamp = self.owner.clock().now();
+            range.stamp = self.owner.stamp_free();
         }
         Ok(self.insert_and_allocate(range, source))
     }
@@ -197,7 +197,7 @@ impl SlowPath<'_> {
         self.pool.reserve.insert_idle(&free.idle, gone);
         for span in free.staying.iter().flat_map(|span| span.without(gone)) {
             // A stamp that covers all work of the stream so far.
-            let stamp = self.owner.clock().now();
+            let stamp = self.owner.stamp_free();
             let range = Range { ptr: span.ptr, bytes: span.bytes, stamp };
             self.arena.with(|arena| arena.insert(range));
         }
@@ -240,7 +240,7 @@ impl SlowPath<'_> {
             let Some(stream) = stream else { return false };
             if !is_idle(&part.range, stream) && polled != part.slot {
                 polled = part.slot;
-                stream.poll_tail();
+                stream.poll_freed();
             }
             part.slot == Some(own) || is_idle(&part.range, stream)
         });

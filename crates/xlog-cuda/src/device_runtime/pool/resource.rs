@@ -176,13 +176,12 @@ impl DeviceMemoryResource for PoolResource {
     fn reap_pending(&self) -> ResourceResult<()> {
         let reaper = self.deferred_frees.reaper_lock();
         let mut outcome = self.retry_failed();
-        let waited = self
-            .free_deferred_late()
-            .and(self.release_with_waits(RawStream::synchronize_unless_captured));
+        let waited =
+            self.free_deferred_late().and(self.release_with_waits(RawStream::synchronize_freed));
         outcome = outcome.and(waited);
         drop(reaper);
         // Without the deadline of the running call: a reap ends when everything is freed.
-        let settled = self.synchronize_streams(RawStream::synchronize_unless_captured);
+        let settled = self.synchronize_streams(RawStream::synchronize_freed);
         outcome.and(settled.map_err(Into::into))
     }
 

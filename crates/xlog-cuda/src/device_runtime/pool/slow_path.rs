@@ -160,7 +160,7 @@ impl SlowPath<'_> {
         self.skipped.note(pool.retry_failed());
         self.skipped.note(pool.free_deferred_with_waits());
         let released = pool.release_with_waits(|stream, counters| {
-            self.skipped.in_time(stream.synchronize_in_time(counters))
+            self.skipped.in_time(stream.synchronize_freed_in_time(counters))
         });
         self.skipped.note(released);
         drop(reaper);
@@ -198,7 +198,7 @@ impl SlowPath<'_> {
     /// Waits for the last work on all free memory, until the deadline of the call.
     fn synchronize_streams(&mut self) -> ResourceResult<()> {
         let outcome = self.pool.synchronize_streams(|stream, counters| {
-            self.skipped.in_time(stream.synchronize_in_time(counters))
+            self.skipped.in_time(stream.synchronize_freed_in_time(counters))
         });
         self.skipped.unless_lost(outcome)
     }
@@ -291,8 +291,7 @@ impl SlowPath<'_> {
         let table = &self.pool.tracker.table;
         let mut slots = Vec::new();
         let taken = self.arena.with(|arena| {
-            // Read inside the lock, so that the stamp covers blocks that other threads of this stream have just freed.
-            arena.flush(self.owner.clock().now(), table, &mut slots);
+            arena.flush(table, &mut slots);
             arena
                 .allocate(self.size, self.align, table)
                 .or_else(|| arena.allocate_rechunked(self.size, self.align, ServedBy::Own))
@@ -318,7 +317,7 @@ impl SlowPath<'_> {
     /// The range of a span that was just taken from the device.
     pub(super) fn fresh(&self, span: Span) -> Range {
         let ordered = self.pool.reserve.segments.is_stream_ordered();
-        let stamp = if ordered { self.owner.clock().now() } else { 0 };
+        let stamp = if ordered { self.owner.stamp_free() } else { 0 };
         Range { ptr: span.ptr, bytes: span.bytes, stamp }
     }
 

@@ -77,7 +77,7 @@ impl SlowPath<'_> {
     }
 
     fn insert_stolen(&self, range: Range, source: ServedBy) -> Option<Suballocation> {
-        let stamp = if source == ServedBy::Completed { 0 } else { self.owner.clock().now() };
+        let stamp = if source == ServedBy::Completed { 0 } else { self.owner.stamp_free() };
         self.insert_and_allocate(Range { stamp, ..range }, source)
     }
 
@@ -90,7 +90,7 @@ impl SlowPath<'_> {
     ) -> Option<(Range, ServedBy)> {
         let pool = self.pool;
         if pool.config.reuse.opportunistic {
-            stream.poll_tail();
+            stream.poll_freed();
         }
         let mut slots = Vec::new();
         let found = other.try_with(|arena| {
@@ -99,7 +99,7 @@ impl SlowPath<'_> {
                 return found;
             }
             // The magazine of the other stream is flushed last.
-            arena.flush(stream.clock().now(), &pool.tracker.table, &mut slots);
+            arena.flush(&pool.tracker.table, &mut slots);
             self.take_from(&mut arena.tlsf, stream, with_wait)
         });
         pool.tracker.table.free_slots(slots);
@@ -171,7 +171,7 @@ impl SlowPath<'_> {
         let (ptr, end) = (first.range.ptr, last.range.ptr + last.range.bytes);
         Ok(self.arena.with(|arena| {
             // Read inside the lock and after the waits, so that the stamp covers all of them.
-            let range = Range { ptr, bytes: end - ptr, stamp: owner.clock().now() };
+            let range = Range { ptr, bytes: end - ptr, stamp: owner.stamp_free() };
             arena.insert_and_allocate(range, self.size, self.align, ServedBy::Waited)
         }))
     }

@@ -47,9 +47,9 @@ impl PoolResource {
     fn poll_streams(&self) {
         let mut by_event: Vec<&RawStream> = Vec::new();
         for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
-            if !stream.poll_tail() {
+            if !stream.poll_freed() {
                 stream.poll_events();
-                if stream.clock().header().handle_escaped() {
+                if stream.handle_escaped() {
                     by_event.push(stream);
                 }
             }
@@ -75,9 +75,9 @@ impl PoolResource {
     /// Records an event on each busy stream, so that a later trim finds what has completed by then: frees on the own stream record none.
     pub(super) fn mark_busy_streams(&self) {
         for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
-            if !stream.poll_tail() {
+            if !stream.poll_freed() {
                 // A stream that cannot record keeps its memory.
-                let _ = stream.record(&self.tracker.counters);
+                let _ = stream.stamp_freed(&self.tracker.counters);
             }
         }
     }
@@ -110,7 +110,7 @@ impl PoolResource {
         self.arenas.flush(&self.tracker);
         let mut outcome = Ok(());
         for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
-            if !stream.poll_tail()
+            if !stream.poll_freed()
                 && let Err(error) = synchronize(stream, &self.tracker.counters)
             {
                 outcome = outcome.and(Err(error));

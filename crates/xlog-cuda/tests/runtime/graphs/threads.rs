@@ -8,6 +8,7 @@ use super::support::{BYTES, assert_empty, copy, fill, manager, runtimes};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{AllocTag, CaptureMode, CaptureOptions, CaptureScope};
 use xlog_cuda::driver::sync::Mutex;
+use xlog_cuda::sim::Call;
 use xlog_testing::{for_each_device, threads};
 
 /// Schedules of two threads.
@@ -93,6 +94,37 @@ fn captures_that_other_code_begins_stay_whole_beside_trims_reaps_and_requests() 
             assert_empty(&runtime);
         }
     });
+}
+
+/// The driver may crash when an event is recorded on a stream while another thread begins or ends a capture there. So once a reap has asked, the
+/// frees, which name the stream, record the events, and later calls only ask them.
+#[test]
+fn reaps_and_trims_record_no_event_after_the_first_on_a_stream_that_other_code_may_capture() {
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    let faults = device.sim().unwrap().faults();
+    for runtime in runtimes(&device) {
+        let theirs = runtime.stream_pool().lease().unwrap();
+        let (handle, tag) = (theirs.handle(), AllocTag("rows"));
+        let first = runtime.allocate(3 << 20, theirs.id(), tag).unwrap();
+        runtime.deallocate(first).unwrap();
+        runtime.reap_pending().unwrap();
+        for is_busy in [false, true] {
+            let block = runtime.allocate(3 << 20, theirs.id(), tag).unwrap();
+            let held = is_busy.then(|| faults.hold_back(handle).unwrap());
+            // SAFETY: the block is live, and this is its own stream.
+            unsafe { theirs.memset(block.ptr, 1, BYTES) }.unwrap();
+            runtime.deallocate(block).unwrap();
+            let recorded = faults.calls(Call::EventRecord);
+            runtime.reap_completed().unwrap();
+            runtime.trim().unwrap();
+            drop(held);
+            runtime.reap_pending().unwrap();
+            runtime.trim().unwrap();
+            assert_eq!(faults.calls(Call::EventRecord), recorded);
+            assert_empty(&runtime);
+        }
+    }
+    assert!(device.races().is_empty(), "{:?}", device.races());
 }
 
 #[test]

@@ -128,11 +128,14 @@ impl Poll<'_> {
 /// stream waits for another.
 fn record_behind(tracker: &Tracker, meta: &BlockMeta) -> ResourceResult<u64> {
     for entry in meta.with_uses(|uses| uses.copy_outstanding()) {
-        if let Some(stream) = tracker.streams.at(entry.slot)
-            && stream.poll(entry.stamp) == Completion::Unrecorded
-        {
-            stream.record(&tracker.counters)?;
+        if let Some(stream) = tracker.streams.at(entry.slot) {
+            stream.note_free(entry.stamp);
+            if stream.poll(entry.stamp) == Completion::Unrecorded {
+                stream.record(&tracker.counters)?;
+            }
         }
     }
-    Ok(tracker.owner_stream(meta)?.record(&tracker.counters)?)
+    let owner = tracker.owner_stream(meta)?;
+    owner.stamp_free();
+    Ok(owner.record(&tracker.counters)?)
 }
