@@ -8,6 +8,7 @@
 //! operation of its stream is held. This file validates no pointer and tracks no use: that a range is live and ordered
 //! is the caller's promise, hence the `unsafe` calls.
 
+mod completion;
 mod done;
 mod raw;
 
@@ -23,8 +24,9 @@ use crate::device_runtime::stream_ids::IssuedId;
 use crate::device_runtime::{CaptureError, ResourceError, StreamId};
 use crate::{CudaDevice, Result, XlogError};
 
+pub(crate) use completion::Completion;
 pub use done::StreamDone;
-pub(crate) use raw::{CallGuard, Completion, RawStream, is_capture_refusal};
+pub(crate) use raw::{CallGuard, RawStream, is_capture_refusal};
 
 /// A stream of one device, as [`StreamPool`](crate::device_runtime::StreamPool) hands it out.
 ///

@@ -167,3 +167,18 @@ fn a_use_on_another_stream_does_not_break_a_capture_that_begins_meanwhile() {
         });
     }
 }
+
+/// The stamps of frees are noted only on streams whose handle others have.
+#[test]
+fn a_reap_waits_for_what_became_free_before_the_handle_was_taken() {
+    for_each_sim(|device, _| {
+        let rig = Rig::pooled(device, PoolConfig::default());
+        let [stream] = rig.leases();
+        let block = rig.allocate(5 * MIB, &stream);
+        fill(&stream, block.ptr, 1, block.bytes);
+        rig.free(block);
+        let handle = stream.handle();
+        rig.resource.reap_pending().unwrap();
+        assert!(device.driver().stream_query(handle).unwrap());
+    });
+}
