@@ -15,7 +15,8 @@ use crate::device_wait;
 const FREE_PER_EVENT: u64 = 1 << 20;
 const MIN_FREE: u64 = FREE_PER_EVENT / 64;
 
-/// How many frees record events after another call has asked. Without it each pair of a large block would cost an event.
+/// How many frees record events after another call has asked, and after the handle has escaped. Without it each pair of a large block would cost an
+/// event.
 const FREES_PER_ASK: u32 = 256;
 
 /// The answer of [`RawStream::poll`].
@@ -42,6 +43,11 @@ impl RawStream {
         if self.handle_escaped() {
             self.last_free.fetch_max(stamp, Ordering::AcqRel);
         }
+    }
+
+    /// Lets the next frees record events, for other calls that ask.
+    pub(super) fn expect_asks(&self) {
+        self.asked_frees.store(FREES_PER_ASK, Ordering::Relaxed);
     }
 
     /// After a call that names this stream has freed `bytes`. True if other calls ask for what becomes free, and enough did for an event.
@@ -125,7 +131,7 @@ impl RawStream {
     /// The stamp of the memory that became free last, if the handle has escaped. From now on frees record events for the calls that ask.
     pub(crate) fn ask_freed(&self) -> Option<u64> {
         self.handle_escaped().then(|| {
-            self.asked_frees.store(FREES_PER_ASK, Ordering::Relaxed);
+            self.expect_asks();
             self.last_free.load(Ordering::Acquire)
         })
     }

@@ -146,6 +146,7 @@ impl RawStream {
             std::sync::atomic::fence(Ordering::SeqCst);
             // What became free before did not note its stamp.
             self.note_free(self.clock.now());
+            self.expect_asks();
         }
     }
 

@@ -63,27 +63,40 @@ fn freed_by_captured(
     device: &Arc<CudaDevice>,
     budget: &GlobalDeviceBudget<PoolResource>,
     stream: &StreamLease,
+    event: Event,
 ) {
     let block = budget.allocate(40 * MIB, stream.id(), TAG).unwrap();
     fill(stream, &block);
     let handle = stream.handle();
-    budget.deallocate(block).unwrap();
+    free_with(device, event, || budget.deallocate(block));
     device.sim().unwrap().set_capturing(handle, true).unwrap();
 }
 
-/// After a call has asked what became free on a stream whose handle is known, frees record events there.
+/// Whether the event that a free records on a stream whose handle is known comes about. Without it no call can tell what has completed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Recorded,
+    Failed,
+}
+
+fn free_with(device: &Arc<CudaDevice>, event: Event, free: impl FnOnce() -> ResourceResult<()>) {
+    let sim = device.sim().unwrap();
+    let before = sim.faults().calls(Call::EventRecord);
+    if event == Event::Failed {
+        sim.faults().fail_nth(Call::EventRecord, 1, Fault::Code(999));
+    }
+    free().unwrap();
+    assert_eq!(sim.faults().calls(Call::EventRecord), before + 1);
+}
+
 #[test]
-fn memory_that_a_captured_stream_freed_after_a_reap_serves_beside_the_capture() {
+fn memory_that_a_captured_stream_freed_before_serves_beside_the_capture() {
     for_each_sim(|device, sim| {
         each_budget(device, |budget, [first, second]| {
-            let handle = first.handle();
-            let reaped = budget.allocate(40 * MIB, first.id(), TAG).unwrap();
-            budget.deallocate(reaped).unwrap();
-            budget.reap_pending().unwrap();
-            freed_by_captured(device, budget, &first);
+            freed_by_captured(device, budget, &first, Event::Recorded);
             let block = budget.allocate(40 * MIB, second.id(), TAG).unwrap();
             fill(&second, &block);
-            sim.set_capturing(handle, false).unwrap();
+            sim.set_capturing(first.handle(), false).unwrap();
             budget.deallocate(block).unwrap();
             budget.reap_pending().unwrap();
         });
@@ -95,7 +108,7 @@ fn memory_that_a_captured_stream_freed_after_a_reap_serves_beside_the_capture() 
 fn a_request_that_only_a_captured_stream_has_memory_for_is_out_of_memory() {
     for_each_sim(|device, sim| {
         each_budget(device, |budget, [first, second]| {
-            freed_by_captured(device, budget, &first);
+            freed_by_captured(device, budget, &first, Event::Failed);
             names_the_capture(budget.allocate(40 * MIB, second.id(), TAG));
             assert_eq!(budget.remaining(), 64 * MIB, "nothing is charged for it");
             sim.set_capturing(first.handle(), false).unwrap();
@@ -111,7 +124,7 @@ fn a_request_that_only_a_captured_stream_has_memory_for_is_out_of_memory() {
 fn a_pressure_function_that_ends_a_capture_serves_the_request() {
     for_each_sim(|device, sim| {
         each_budget(device, |budget, [first, second]| {
-            freed_by_captured(device, budget, &first);
+            freed_by_captured(device, budget, &first, Event::Failed);
             let (handle, calls) = (first.handle(), Arc::new(AtomicU32::new(0)));
             let _registered = budget.on_pressure({
                 let (sim, calls) = (sim.clone(), calls.clone());
@@ -167,7 +180,9 @@ fn ranges_are_joined_without_those_of_a_captured_stream() {
         let first = [at(3, &captured), at(3, &other)];
         let live = at(1, &asking);
         let last = [at(3, &other), at(3, &third)];
-        first.into_iter().chain(last).for_each(|block| pool.deallocate(block).unwrap());
+        let [of_captured, of_other] = first;
+        free_with(device, Event::Failed, || pool.deallocate(of_captured));
+        [of_other].into_iter().chain(last).for_each(|block| pool.deallocate(block).unwrap());
         sim.set_capturing(handle, true).unwrap();
         let block = pool.allocate(5 * MIB, asking.id(), TAG).unwrap();
         assert!(block.ptr > live.ptr);
