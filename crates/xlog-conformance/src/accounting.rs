@@ -1,7 +1,7 @@
 //! Every byte is counted, once, from allocation until its free has completed.
 
 use xlog_base::Random;
-use xlog_cuda::device_runtime::{BlockId, BlockState, DeviceMemoryResource, StreamId};
+use xlog_cuda::device_runtime::{BlockId, BlockState, DeviceMemoryResource, MIN_ALIGN, StreamId};
 
 use crate::fixture::{Fixture, Refusal, Stop, TAG, ensure, twin};
 
@@ -13,7 +13,7 @@ pub(crate) fn every_byte_is_counted(fixture: &Fixture) -> Result<(), Stop> {
     for requested in [1, 256, 257, 4096, 100_000, 1 << 20] {
         let block = fixture.allocate(requested, stream.id())?;
         let before = due;
-        due += fixture.resource.charge_for(requested);
+        due += fixture.resource.charge_for(requested, MIN_ALIGN);
         ensure(due - before >= block.bytes, || {
             format!("{requested} bytes are charged {}, the block has {}", due - before, block.bytes)
         })?;

@@ -1,6 +1,7 @@
 //! The forms with an alignment, of several blocks, and the counters.
 use xlog_cuda::device_runtime::{
-    Access, BlockId, BlockState, DeviceMemoryResource, Generation, ResourceError, StreamId,
+    Access, AllocRequest, BlockId, BlockState, DeviceMemoryResource, Generation, ResourceError,
+    StreamId,
 };
 
 use crate::bytes;
@@ -10,7 +11,10 @@ pub(crate) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
     for align in [1, 16, 256, 512, 4096, 1 << 16, 1 << 21] {
         fixture.drain()?;
-        let block = match fixture.resource.allocate_aligned(1000, align, stream.id(), TAG) {
+        let block = match fixture
+            .resource
+            .allocate_request(AllocRequest::new(1000, stream.id(), TAG).aligned(align), None)
+        {
             Ok(block) => block,
             // A resource may have a largest alignment, but not below what every block has.
             Err(ResourceError::InvalidRequest { .. }) if align > 256 => {
@@ -32,10 +36,14 @@ pub(crate) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
 
 pub(crate) fn bad_alignment_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     for align in [0, 3, 257, usize::MAX] {
-        let given = fixture.resource.allocate_aligned(1000, align, StreamId::DEFAULT, TAG);
+        let given = fixture
+            .resource
+            .allocate_request(AllocRequest::new(1000, StreamId::DEFAULT, TAG).aligned(align), None);
         Refusal::Any.expect(given, &format!("alignment {align}"))?;
     }
-    let given = fixture.resource.allocate_aligned(0, 256, StreamId::DEFAULT, TAG);
+    let given = fixture
+        .resource
+        .allocate_request(AllocRequest::new(0, StreamId::DEFAULT, TAG).aligned(256), None);
     Refusal::Any.expect(given, "0 aligned bytes")?;
     fixture.outstanding(0, "after refused alignments")
 }

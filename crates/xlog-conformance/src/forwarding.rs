@@ -2,12 +2,12 @@
 //!
 //! Each check is one method of the trait. The decorator wraps a [probe](crate::probe) over a budget and the async resource; a method is
 //! forwarded when its call reaches the probe and the answer is the probe's. A decorator may serve a call by another form of it: a
-//! finish of several uses by several finishes, a charge by the charge of an aligned block.
+//! finish of several uses by several finishes.
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
-    Access, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, PhysicalCap, PhysicalMeter,
-    ResourceError, ResourceResult, SegmentRange, SegmentWatcher,
+    Access, AllocRequest, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, MIN_ALIGN,
+    PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, SegmentRange, SegmentWatcher,
 };
 
 use crate::fixture::{Fixture, Stop, TAG, ensure};
@@ -147,14 +147,15 @@ fn counts_what_is_charged(fixture: &Fixture, method: &str) -> Result<(), Stop> {
     })
 }
 
-pub(crate) fn allocate_aligned(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn allocate_request(fixture: &Fixture) -> Result<(), Stop> {
     below(fixture)?;
     let [own] = fixture.leases()?;
-    let block = reaches(fixture, &["allocate_aligned", "allocate"], || {
-        Ok(fixture.resource.allocate_aligned(BYTES, 512, own.id(), TAG)?)
+    let request = AllocRequest::new(BYTES, own.id(), TAG).aligned(512);
+    let block = reaches(fixture, &["allocate_request", "allocate"], || {
+        Ok(fixture.resource.allocate_request(request, None)?)
     })?;
-    ensure(block.align >= 512, || format!("allocate_aligned gave {block:?} for alignment 512"))?;
-    counts_what_is_charged(fixture, "allocate_aligned")?;
+    ensure(block.align >= 512, || format!("allocate_request gave {block:?} for alignment 512"))?;
+    counts_what_is_charged(fixture, "allocate_request")?;
     Ok(fixture.resource.deallocate(block)?)
 }
 
@@ -167,15 +168,12 @@ pub(crate) fn allocate_batch_and_deallocate_batch(fixture: &Fixture) -> Result<(
 }
 
 pub(crate) fn charge_for(fixture: &Fixture) -> Result<(), Stop> {
-    let forms = ["charge_for", "charge_for_aligned"];
-    let charge = reaches(fixture, &forms, || Ok(fixture.resource.charge_for(BYTES)))?;
-    ensure(charge >= BYTES, || format!("charge_for({BYTES}) is {charge}"))
-}
-
-pub(crate) fn charge_for_aligned(fixture: &Fixture) -> Result<(), Stop> {
-    let forms = ["charge_for_aligned", "charge_for"];
-    let charge = reaches(fixture, &forms, || Ok(fixture.resource.charge_for_aligned(BYTES, 512)))?;
-    ensure(charge >= BYTES, || format!("charge_for_aligned({BYTES}, 512) is {charge}"))
+    for align in [MIN_ALIGN, 512] {
+        let call = || Ok(fixture.resource.charge_for(BYTES, align));
+        let charge = reaches(fixture, &["charge_for"], call)?;
+        ensure(charge >= BYTES, || format!("charge_for({BYTES}, {align}) is {charge}"))?;
+    }
+    Ok(())
 }
 
 pub(crate) fn home(fixture: &Fixture) -> Result<(), Stop> {
@@ -265,23 +263,24 @@ pub(crate) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
     }
 }
 
-pub(crate) fn allocate_reserved(fixture: &Fixture) -> Result<(), Stop> {
+pub(crate) fn allocate_request_reserved(fixture: &Fixture) -> Result<(), Stop> {
     let budget = &below(fixture)?.budget;
     let [own] = fixture.leases()?;
-    let set_aside = 16 * fixture.resource.charge_for(BYTES);
+    let set_aside = 16 * fixture.resource.charge_for(BYTES, 512);
     let reservation = fixture.resource.reserve_budget(set_aside)?;
     let Some(mut reservation) = reservation else {
         return Err(lost("reserve_budget", "nothing was set aside"));
     };
     let before = budget.reserved_bytes();
-    let block = reaches(fixture, &["allocate_reserved"], || {
-        Ok(fixture.resource.allocate_reserved(&mut reservation, BYTES, 512, own.id(), TAG)?)
+    let request = AllocRequest::new(BYTES, own.id(), TAG).aligned(512);
+    let block = reaches(fixture, &["allocate_request"], || {
+        Ok(fixture.resource.allocate_request(request, Some(&mut reservation))?)
     })?;
     let charged = budget.reserved_bytes() - before;
     ensure(charged == 0, || {
-        format!("allocate_reserved charged {charged} bytes beyond the reservation")
+        format!("allocate_request charged {charged} bytes beyond the reservation")
     })?;
     drop(reservation);
-    counts_what_is_charged(fixture, "allocate_reserved")?;
+    counts_what_is_charged(fixture, "allocate_request")?;
     Ok(fixture.resource.deallocate(block)?)
 }

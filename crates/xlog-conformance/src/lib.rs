@@ -123,9 +123,9 @@ const CHECKS: &[Check] = checks! {
 const OF_DECORATORS: &[Check] = checks! {
     forwarding: reap_pending, reap_completed, supports_block_use_tracking,
         record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,
-        allocate_aligned, allocate_batch_and_deallocate_batch, charge_for, charge_for_aligned, home,
+        allocate_request, allocate_batch_and_deallocate_batch, charge_for, home,
         statistics, trim, meter_physical, cap_physical, watch_segments, physical_bytes, free_space, places_blocks, reserve_budget,
-        allocate_reserved;
+        allocate_request_reserved;
 };
 
 /// The suite, for one way to build a resource.

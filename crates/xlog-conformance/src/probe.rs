@@ -7,9 +7,10 @@ use std::sync::{Arc, Weak};
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle, BudgetReservation,
-    DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget, PhysicalCap, PhysicalMeter,
-    ResourceHome, ResourceResult, ResourceStatistics, SegmentWatcher, StreamId, StreamPool,
+    Access, AllocRequest, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle,
+    BudgetReservation, DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget,
+    PhysicalCap, PhysicalMeter, ResourceHome, ResourceResult, ResourceStatistics, SegmentWatcher,
+    StreamId, StreamPool,
 };
 use xlog_cuda::driver::sync::Mutex;
 
@@ -120,20 +121,15 @@ impl DeviceMemoryResource for Probe {
     fn block_state(&self, block: BlockId) -> BlockState {
         self.noted("block_state").block_state(block)
     }
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        self.noted("allocate_aligned").allocate_aligned(bytes, align, stream, tag)
+        self.noted("allocate_request").allocate_request(request, reservation)
     }
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.noted("charge_for").charge_for(bytes)
-    }
-    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-        self.noted("charge_for_aligned").charge_for_aligned(bytes, align)
+    fn charge_for(&self, bytes: usize, align: usize) -> usize {
+        self.noted("charge_for").charge_for(bytes, align)
     }
     fn home(&self) -> Option<ResourceHome> {
         self.noted("home").home()
@@ -161,16 +157,5 @@ impl DeviceMemoryResource for Probe {
     }
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         self.noted("reserve_budget").reserve_budget(bytes)
-    }
-    fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let inner = self.noted("allocate_reserved");
-        inner.allocate_reserved(reservation, bytes, align, stream, tag)
     }
 }

@@ -53,9 +53,10 @@ pub use pool::{
     SanitizerSnapshot,
 };
 pub use resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome,
-    ResourceResult, ResourceStatistics, SegmentRange, SegmentWatcher, StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
+    FreeSpace, Generation, GrowthHook, MIN_ALIGN, MemoryUse, PhysicalCap, PhysicalMeter,
+    ResourceError, ResourceHome, ResourceResult, ResourceStatistics, SegmentRange, SegmentWatcher,
+    StreamId,
 };
 pub use runtime::{
     BUDGET_VARIABLE, FailedFree, GUARD_VARIABLE, GuardSetting, LEDGER_VARIABLE, LOG_VARIABLE,

@@ -14,7 +14,7 @@ use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
 use crate::Result;
 use crate::device_runtime::budget::{BudgetReservation, RESERVED};
 use crate::device_runtime::resource::{
-    AllocTag, DeviceBlock, MIN_ALIGN, ResourceError, StreamId, check_memory,
+    AllocRequest, AllocTag, DeviceBlock, MIN_ALIGN, ResourceError, StreamId, check_memory,
 };
 use crate::device_runtime::runtime::{Asked, XlogDeviceRuntime};
 
@@ -181,50 +181,34 @@ impl GpuMemoryManager {
     #[track_caller]
     fn alloc_charging(&self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
         self.charge(self.asked(bytes, tag))?;
-        self.alloc_charged(bytes, align, tag).inspect_err(|_| self.account.discharge(bytes))
+        self.alloc_charged(bytes, align, tag, None).inspect_err(|_| self.account.discharge(bytes))
     }
 
-    /// Allocates bytes that are charged already. After an error they still are.
+    /// Allocates bytes that are charged already; after an error they still are. `budget` is what the runtime's budget has set aside for
+    /// them.
     #[track_caller]
     pub(super) fn alloc_charged(
         &self,
         bytes: usize,
         align: usize,
         tag: AllocTag,
+        budget: Option<&mut BudgetReservation>,
     ) -> Result<RawBlock> {
         if bytes == 0 {
             return Ok(RawBlock::empty(align.max(MIN_ALIGN), self.stream));
         }
-        let block = self.runtime.allocate_at(Location::caller(), |resource| match align {
-            _ if self.is_tracked_only => resource.allocate_tracked(bytes, align, self.stream, tag),
-            0..=MIN_ALIGN => resource.allocate(bytes, self.stream, tag),
-            _ => resource.allocate_aligned(bytes, align, self.stream, tag),
-        });
+        let is_tracked = self.is_tracked_only && budget.is_none();
+        let request = AllocRequest::new(bytes, self.stream, tag).aligned(align.max(MIN_ALIGN));
+        let request = AllocRequest { is_tracked, ..request };
+        let block = self
+            .runtime
+            .allocate_at(Location::caller(), |resource| resource.allocate_request(request, budget));
         if let Err(error) = &block {
             self.runtime.complete_report(error, self.asked(bytes, tag));
         }
         let block = self.runtime.checked_block(block?, bytes)?;
         let raw = RawBlock::owning(block, bytes, &self.runtime, &self.account);
-        Ok(if self.is_tracked_only { raw.hidden() } else { raw })
-    }
-
-    /// [`GpuMemoryManager::alloc_charged`] out of bytes that the runtime's budget has set aside.
-    #[track_caller]
-    pub(super) fn alloc_reserved(
-        &self,
-        budget: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        tag: AllocTag,
-    ) -> Result<RawBlock> {
-        let block = self.runtime.allocate_at(Location::caller(), |resource| {
-            resource.allocate_reserved(budget, bytes, align, self.stream, tag)
-        });
-        if let Err(error) = &block {
-            self.runtime.complete_report(error, self.asked(bytes, tag));
-        }
-        let block = self.runtime.checked_block(block?, bytes)?;
-        Ok(RawBlock::owning(block, bytes, &self.runtime, &self.account))
+        Ok(if is_tracked { raw.hidden() } else { raw })
     }
 
     /// A buffer over foreign memory, ordered by a block of its own on this manager's stream.

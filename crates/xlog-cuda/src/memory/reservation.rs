@@ -9,7 +9,7 @@ use super::manager::bytes_for;
 use super::{DeviceRepr, GpuMemoryManager, RawBlock, TrackedCudaSlice};
 use crate::Result;
 use crate::device_runtime::budget::BudgetReservation;
-use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
+use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, ResourceResult};
 
 /// Bytes of a manager's limit, set aside until they are allocated or this is dropped.
 ///
@@ -98,18 +98,18 @@ impl Reservation {
     #[track_caller]
     fn spend(&mut self, bytes: usize, align: usize, tag: AllocTag) -> Result<RawBlock> {
         self.covers(bytes)?;
-        let charge = self.manager.runtime().resource().charge_for(bytes);
+        let charge = self.manager.runtime().resource().charge_for(bytes, align.max(MIN_ALIGN));
         let raw = match &mut self.budget {
             Some(budget) if bytes > 0 && charge <= budget.bytes() => {
-                self.manager.alloc_reserved(budget, bytes, align, tag)?
+                self.manager.alloc_charged(bytes, align, tag, Some(budget))?
             }
             Some(budget) => {
-                let raw = self.manager.alloc_charged(bytes, align, tag)?;
+                let raw = self.manager.alloc_charged(bytes, align, tag, None)?;
                 // The block has its own charge; what was set aside for it goes back.
                 drop(budget.split(bytes.min(budget.bytes()))?);
                 raw
             }
-            None => self.manager.alloc_charged(bytes, align, tag)?,
+            None => self.manager.alloc_charged(bytes, align, tag, None)?,
         };
         self.bytes -= bytes;
         self.manager.account().unset_aside(bytes);

@@ -192,7 +192,8 @@ fn a_block_larger_than_announced_is_charged_what_it_is_or_given_back() {
 fn a_batch_is_all_or_none() {
     let (budget, inner) = budget(1000);
     let refused = budget.allocate_batch(&[500, 400, 101], StreamId::DEFAULT, TAG);
-    assert_eq!(refused.err(), refusal(1001, 1000));
+    assert_eq!(refused.err(), refusal(101, 100));
+    assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
     assert!(budget.allocate_batch(&[500, 0], StreamId::DEFAULT, TAG).is_err());
     assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
     let blocks = budget.allocate_batch(&[500, 400, 100], StreamId::DEFAULT, TAG).unwrap();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use xlog_cuda::DeviceSpec;
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, BlockId, BlockState, DamageKind, DebugGuardResource, DeviceMemoryResource,
-    FoundBy, GlobalDeviceBudget, PoolConfig, PoolResource, QueryScope, ResourceError,
-    StatisticsConfig, StatisticsResource, StreamPool,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DamageKind, DebugGuardResource,
+    DeviceMemoryResource, FoundBy, GlobalDeviceBudget, MIN_ALIGN, PoolConfig, PoolResource,
+    QueryScope, ResourceError, StatisticsConfig, StatisticsResource, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_device};
 
@@ -203,10 +203,16 @@ fn a_budget_charges_the_canaries_and_a_full_one_empties_the_quarantine() {
         let inner = PoolResource::new(device.clone(), device.ordinal(), pool, config).unwrap();
         let guard = DebugGuardResource::on_home(inner, quiet());
         let budget = GlobalDeviceBudget::over(guard, 10_240);
-        assert_eq!(budget.charge_for(1000), 1536, "whole units of 1000 and two canaries of 256");
+        assert_eq!(
+            budget.charge_for(1000, MIN_ALIGN),
+            1536,
+            "whole units of 1000 and two canaries of 256"
+        );
         let block = budget.allocate(1000, stream.id(), ROWS).unwrap();
         assert_eq!((block.bytes, budget.reserved_bytes()), (1000, 1536));
-        let wide = budget.allocate_aligned(1000, 4096, stream.id(), ROWS).unwrap();
+        let wide = budget
+            .allocate_request(AllocRequest::new(1000, stream.id(), ROWS).aligned(4096), None)
+            .unwrap();
         assert!(wide.ptr.is_multiple_of(4096));
         assert_eq!(budget.reserved_bytes(), 1536 + 5376, "alignment is charged, too");
         budget.deallocate(wide).unwrap();

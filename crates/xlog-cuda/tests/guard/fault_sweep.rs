@@ -10,9 +10,9 @@ use std::sync::Arc;
 use xlog_conformance::BoxedResource;
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock, DeviceMemoryResource,
-    DirectCudaResource, GlobalDeviceBudget, GuardMode, PoolConfig, PoolResource, PoolSegments,
-    ResourceError, ResourceResult, StreamLease, StreamPool,
+    Access, AllocRequest, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock,
+    DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, GuardMode, PoolConfig,
+    PoolResource, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::{Call, Fault};
 
@@ -94,7 +94,9 @@ impl Program<'_> {
         let (own, user) = (&streams[n % 3], &streams[(n + 1 + n / 3 % 2) % 3]);
         let size = SIZES[n % SIZES.len()];
         let allocated = match n % 4 {
-            3 => self.resource.allocate_aligned(size, 256, own.id(), ROWS),
+            3 => self
+                .resource
+                .allocate_request(AllocRequest::new(size, own.id(), ROWS).aligned(256), None),
             _ => self.resource.allocate(size, own.id(), ROWS),
         };
         let Some(block) = self.note(allocated) else { return };

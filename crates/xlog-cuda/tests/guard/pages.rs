@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, DamageKind, DeviceMemoryResource, DeviceStream, GuardConfig,
-    GuardMode, GuardOutput, PagePlacement, PhysicalMeter, ResourceError, ResourceResult,
+    GuardMode, GuardOutput, MIN_ALIGN, PagePlacement, PhysicalMeter, ResourceError, ResourceResult,
 };
 use xlog_cuda::sim::{RaceKind, SimConfig, SimDevice};
 use xlog_testing::{WatchedGate, for_each_device, for_each_sim, promptly};
@@ -289,7 +289,10 @@ fn sampled_blocks_keep_to_their_physical_memory_and_announce_it() {
             near.blocks.first().is_some_and(|near| near.generation == block.generation)
         });
         assert_eq!(guarded.count(), 3, "the others are handed out as they are");
-        assert_eq!(rig.guard.charge_for(1000), plain.guard.inner().charge_for(1000));
+        assert_eq!(
+            rig.guard.charge_for(1000, MIN_ALIGN),
+            plain.guard.inner().charge_for(1000, MIN_ALIGN)
+        );
         assert!(meter.now.load(Ordering::Relaxed) >= before + most);
         rig.guard.deallocate_batch(blocks).unwrap();
         rig.guard.reap_pending().unwrap();

@@ -10,9 +10,9 @@ use crate::support::{KEYS, ROWS, Recycler, STREAM, direct, twin};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::logging::note_path;
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource, InMemorySink,
-    LogAction, LogRecord, LogResult, LoggingResource, LoggingSink, QueryScope, ResourceError,
-    ResourceResult, ServedBy, SinkError, StreamId, StreamPool,
+    Access, AllocRequest, AllocTag, AsyncCudaResource, BlockId, DeviceBlock, DeviceMemoryResource,
+    InMemorySink, LogAction, LogRecord, LogResult, LoggingResource, LoggingSink, QueryScope,
+    ResourceError, ResourceResult, ServedBy, SinkError, StreamId, StreamPool,
 };
 
 fn logged() -> (LoggingResource, Arc<InMemorySink>) {
@@ -64,7 +64,9 @@ fn a_record_says_what_happened() {
 fn failures_are_logged_with_kind_and_message() {
     let (resource, sink) = logged();
     assert!(resource.allocate(0, STREAM, ROWS).is_err());
-    assert!(resource.allocate_aligned(64, 3, STREAM, KEYS).is_err());
+    assert!(
+        resource.allocate_request(AllocRequest::new(64, STREAM, KEYS).aligned(3), None).is_err()
+    );
     let block = resource.allocate(64, STREAM, ROWS).unwrap();
     let claim = twin(&block);
     resource.deallocate(block).unwrap();
@@ -146,7 +148,7 @@ fn batches_log_each_block_and_a_failed_part_by_name() {
     resource.inner().fails.store(true, Ordering::Relaxed);
     assert!(resource.allocate_batch(&[10, 20, 30], STREAM, ROWS).is_err());
     let log = sink.snapshot();
-    assert_eq!((log.len(), log[0].bytes, log[0].result.is_ok()), (1, Some(60), false));
+    assert_eq!((log.len(), log[0].bytes, log[0].result.is_ok()), (1, Some(10), false));
 }
 
 #[test]

@@ -160,7 +160,6 @@ fn what_a_decorator_does_not_forward_is_named() {
         let report = forwarding(device, |inner| Box::new(Partial(inner)));
         for method in [
             "charge_for",
-            "charge_for_aligned",
             "home",
             "statistics",
             "trim",

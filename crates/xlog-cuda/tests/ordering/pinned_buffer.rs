@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use crate::support::rig::{TAG, fill, twin};
 use xlog_cuda::device_runtime::{
-    AllocTag, AsyncCudaResource, BlockState, DeviceBlock, DeviceMemoryResource, DirectCudaResource,
-    GlobalDeviceBudget, InMemorySink, LoggingResource, PinnedHostResource, ResourceError,
-    ResourceResult, StatisticsResource, StreamId, StreamLease, StreamPool, XlogDeviceRuntime,
+    AllocRequest, AllocTag, AsyncCudaResource, BlockState, BudgetReservation, DeviceBlock,
+    DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, InMemorySink, LoggingResource,
+    PinnedHostResource, ResourceError, ResourceResult, StatisticsResource, StreamId, StreamLease,
+    StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::{CudaDevice, DeviceRepr, GpuMemoryManager, XlogError};
 use xlog_testing::{Buffer, WatchedGate, for_each_device, for_each_sim, promptly, threads};
@@ -152,14 +153,12 @@ impl DeviceMemoryResource for HandsOutTwice {
     fn allocate(&self, _: usize, _: StreamId, _: AllocTag) -> ResourceResult<DeviceBlock> {
         Ok(twin(&self.block))
     }
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        _align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        _: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        self.allocate(bytes, stream, tag)
+        self.allocate(request.bytes, request.stream, request.tag)
     }
     fn deallocate(&self, _: DeviceBlock) -> ResourceResult<()> {
         Ok(())

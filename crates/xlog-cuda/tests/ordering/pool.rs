@@ -11,8 +11,8 @@ use crate::support::pool_rig::{MIB, Rig, rig, scarce};
 use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
-    PoolReuse, PoolSegments, ResourceError, StreamId, StreamLease, StreamPool,
+    Access, AllocRequest, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig,
+    PoolResource, PoolReuse, PoolSegments, ResourceError, StreamId, StreamLease, StreamPool,
 };
 use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
 
@@ -209,12 +209,18 @@ fn alignment_is_honoured_up_to_two_mebibytes_and_refused_by_name_beyond() {
         let mut blocks = Vec::new();
         for power in 0..=21 {
             let align = 1_usize << power;
-            let block = rig.pool.allocate_aligned(1000, align, stream.id(), TAG).unwrap();
+            let block = rig
+                .pool
+                .allocate_request(AllocRequest::new(1000, stream.id(), TAG).aligned(align), None)
+                .unwrap();
             assert!(block.ptr.is_multiple_of(align as u64) && block.align >= align, "{block:?}");
             blocks.push(block);
         }
         for align in [0, 3, 4 * MIB] {
-            let refused = rig.pool.allocate_aligned(1000, align, stream.id(), TAG).unwrap_err();
+            let refused = rig
+                .pool
+                .allocate_request(AllocRequest::new(1000, stream.id(), TAG).aligned(align), None)
+                .unwrap_err();
             assert!(refused.to_string().contains(&format!("alignment {align}")), "{refused}");
         }
         blocks.into_iter().for_each(|block| rig.pool.deallocate(block).unwrap());

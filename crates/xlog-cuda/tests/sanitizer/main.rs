@@ -13,7 +13,8 @@ use xlog_base::Random;
 use xlog_conformance::Suite;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    PoolConfig, PoolResource, PoolSanitizer, PoolSegments, ResourceError, StreamLease, StreamPool,
+    MIN_ALIGN, PoolConfig, PoolResource, PoolSanitizer, PoolSegments, ResourceError, StreamLease,
+    StreamPool,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{CudaDevice, DeviceStream, Gate};
@@ -53,7 +54,7 @@ fn a_checker_is_told_the_requested_bytes_and_the_tag() {
         let stream = streams.lease().unwrap();
         let block = pool.allocate(1000, stream.id(), ROWS).unwrap();
         assert_eq!(
-            (block.bytes, pool.bytes_outstanding(), pool.charge_for(1000)),
+            (block.bytes, pool.bytes_outstanding(), pool.charge_for(1000, MIN_ALIGN)),
             (1000, 1000, 1000)
         );
         known(|known| {

@@ -17,7 +17,7 @@ use std::thread::{self, ThreadId};
 
 use xlog_base::{Mutex, PlaceMap};
 use xlog_cuda::device_runtime::{
-    AllocTag, DeviceBlock, ResourceError, ResourceResult, XlogDeviceRuntime,
+    AllocRequest, AllocTag, DeviceBlock, ResourceError, ResourceResult, XlogDeviceRuntime,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{Result, StreamId};
@@ -209,7 +209,8 @@ impl Device {
             return Ok(block);
         }
         self.runtime.deallocate(block)?;
-        self.runtime.resource().allocate_aligned(bytes, UNIT, stream, tag)
+        let request = AllocRequest::new(bytes, stream, tag).aligned(UNIT);
+        self.runtime.resource().allocate_request(request, None)
     }
 
     /// A block on which no work is pending.

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use xlog_cuda::Result;
 use xlog_cuda::device_runtime::{
-    AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot, ResourceError, StreamLease,
+    AllocRequest, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot,
+    ResourceError, StreamLease,
 };
 use xlog_cuda::driver::sync::Mutex;
 use xlog_trace::CallTimes;
@@ -280,9 +281,10 @@ impl Replay<'_> {
         let tag = self.tag_of(operation).unwrap_or(AllocTag::UNTAGGED);
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         let start = Instant::now();
+        let request = AllocRequest::new(size, stream, tag);
         let made = match align {
             0 => self.resource.allocate(size, stream, tag),
-            align => self.resource.allocate_aligned(size, align as usize, stream, tag),
+            align => self.resource.allocate_request(request.aligned(align as usize), None),
         };
         outcome.allocate.add(nanos_since(start));
         match made {

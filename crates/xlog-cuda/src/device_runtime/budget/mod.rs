@@ -61,8 +61,8 @@ use std::time::Duration;
 use self::core::BudgetCore;
 use self::quota::Charge;
 use super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError,
-    ResourceResult, StreamId,
+    AllocRequest, AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, PhysicalMeter,
+    ResourceError, ResourceResult, StreamId,
 };
 
 pub use callbacks::Registration;
@@ -156,10 +156,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         tag: AllocTag,
         policy: &OomPolicy,
     ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for(bytes);
-        let call = || self.inner.allocate(bytes, stream, tag);
-        let one = self.charge_for_block(bytes, charge, tag)?;
-        self.allocate_charged(one, Some(policy), call, |_| charge)
+        let request = AllocRequest::new(bytes, stream, tag);
+        self.allocate_charged(request, Some(policy), || self.inner.allocate(bytes, stream, tag))
     }
 
     /// Reserves bytes for later blocks, all or none. They are charged to this thread's scope.

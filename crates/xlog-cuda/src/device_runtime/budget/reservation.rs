@@ -12,7 +12,8 @@ use super::scope::BudgetScope;
 use super::tags;
 use super::tree::{DEVICE, ScopeIndex};
 use crate::device_runtime::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError, ResourceResult, StreamId,
+    AllocRequest, AllocTag, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult,
+    StreamId,
 };
 
 /// The tag of reserved bytes until they become a block.
@@ -67,7 +68,7 @@ impl BudgetReservation {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        resource.allocate_reserved(self, bytes, MIN_ALIGN, stream, tag)
+        resource.allocate_request(AllocRequest::new(bytes, stream, tag), Some(self))
     }
 
     /// A reservation of `bytes` bytes out of this one.

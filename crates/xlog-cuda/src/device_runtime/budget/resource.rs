@@ -19,8 +19,8 @@ use super::reclaim::ReclaimState;
 use super::reservation::BudgetReservation;
 use super::{scope, tags};
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, MemoryUse,
-    PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
+    MemoryUse, PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
 };
 use crate::device_wait::{self, DeviceWait};
 
@@ -47,23 +47,6 @@ enum Outcome {
     Larger(usize),
 }
 
-/// One block or several.
-pub(super) trait Blocks {
-    fn blocks(&self) -> &[DeviceBlock];
-}
-
-impl Blocks for DeviceBlock {
-    fn blocks(&self) -> &[DeviceBlock] {
-        std::slice::from_ref(self)
-    }
-}
-
-impl Blocks for Vec<DeviceBlock> {
-    fn blocks(&self) -> &[DeviceBlock] {
-        self
-    }
-}
-
 /// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
 /// An error has the time that budgets below waited before there was a deadline.
 fn call_below<T>(
@@ -84,107 +67,82 @@ fn call_below<T>(
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// The charge of a block of `bytes` bytes, which is charged `charge`, to this thread's scope.
-    #[inline(always)]
-    pub(super) fn charge_for_block(
-        &self,
-        bytes: usize,
-        charge: usize,
-        tag: AllocTag,
-    ) -> ResourceResult<Charge> {
-        if bytes == 0 {
-            return Err(ResourceError::zero_bytes());
-        }
-        let (tag, scope) = (tags::index_of(tag), scope::current(&self.core));
-        Ok(Charge { bytes: charge, tag, scope })
-    }
-
     /// Charges and calls the resource below. If either fails, reclaims and tries again until no step is left.
     ///
-    /// `announced` is the charge of each block of the request. Without a `policy` the budget's own rules.
+    /// Without a `policy` the budget's own rules.
     #[inline(always)]
-    pub(super) fn allocate_charged<B: Blocks>(
+    pub(super) fn allocate_charged(
         &self,
-        charge: Charge,
+        request: AllocRequest,
         policy: Option<&OomPolicy>,
-        call: impl Fn() -> ResourceResult<B>,
-        announced: impl Fn(usize) -> usize,
-    ) -> ResourceResult<B> {
+        call: impl Fn() -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        if request.bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        let charge = Charge {
+            bytes: self.inner.charge_for(request.bytes, request.align),
+            tag: tags::index_of(request.tag),
+            scope: scope::current(&self.core),
+        };
         if !self.core.quotas.charge(&charge) {
-            return self.allocate_with_reclaim(charge, policy, None, call, announced);
+            return self.allocate_with_reclaim(charge, policy, None, call);
         }
         let in_flight = ChargeInFlight { core: &self.core, charge };
         let deferred = device_wait::defer();
         // Returned as it is, since each move would copy the block.
         let result = call();
-        if let Ok(given) = &result
-            && self.record_charges(charge, given, &announced) == charge.bytes
+        if let Ok(block) = &result
+            && block.bytes <= charge.bytes
         {
+            self.core.record(block.generation, &charge);
             std::mem::forget(in_flight);
             self.core.quotas.end(charge.bytes);
             return result;
         }
         let spent = deferred.end();
         let result = result.map_err(|error| (error, spent));
-        match self.finish_attempt(in_flight, result, &announced) {
-            Ok(given) => Ok(given),
-            Err(failed) => {
-                self.allocate_with_reclaim(charge, policy, Some(failed), call, announced)
-            }
+        match self.finish_attempt(in_flight, result, charge.bytes) {
+            Ok(block) => Ok(block),
+            Err(failed) => self.allocate_with_reclaim(charge, policy, Some(failed), call),
         }
-    }
-
-    /// Stores the charge of each block. Returns what they are charged together.
-    #[inline(always)]
-    fn record_charges<B: Blocks>(
-        &self,
-        charge: Charge,
-        given: &B,
-        announced: impl Fn(usize) -> usize,
-    ) -> usize {
-        let mut real = 0_usize;
-        for (n, block) in given.blocks().iter().enumerate() {
-            let bytes = announced(n).max(block.bytes);
-            real = real.saturating_add(bytes);
-            self.core.record(block.generation, &Charge { bytes, ..charge });
-        }
-        real
     }
 
     /// Ends a call of the resource below: confirms, corrects or releases the charge.
     #[cold]
     #[inline(never)]
-    fn finish_attempt<B: Blocks>(
+    fn finish_attempt(
         &self,
         in_flight: ChargeInFlight<'_>,
-        result: Result<B, (ResourceError, Duration)>,
-        announced: impl Fn(usize) -> usize,
-    ) -> Result<B, Outcome> {
+        result: Result<DeviceBlock, (ResourceError, Duration)>,
+        announced: usize,
+    ) -> Result<DeviceBlock, Outcome> {
         let charge = in_flight.charge;
-        let given = match result {
-            Ok(given) => given,
+        let block = match result {
+            Ok(block) => block,
             Err((error, spent)) => return Err(Outcome::Failed(error, spent)),
         };
-        let real = self.record_charges(charge, &given, &announced);
+        let real = announced.max(block.bytes);
+        self.core.record(block.generation, &Charge { bytes: real, ..charge });
         std::mem::forget(in_flight);
         if real != charge.bytes {
-            return self.correct_charge(charge, real, given, announced);
+            return self.correct_charge(charge, real, block);
         }
         self.core.quotas.end(charge.bytes);
-        Ok(given)
+        Ok(block)
     }
 
     /// Slow path: goes on after the first attempt, whose outcome is `failed` if it was charged.
     #[cold]
     #[inline(never)]
-    fn allocate_with_reclaim<B: Blocks>(
+    fn allocate_with_reclaim(
         &self,
         mut charge: Charge,
         policy: Option<&OomPolicy>,
         mut failed: Option<Outcome>,
-        call: impl Fn() -> ResourceResult<B>,
-        announced: impl Fn(usize) -> usize,
-    ) -> ResourceResult<B> {
+        call: impl Fn() -> ResourceResult<DeviceBlock>,
+    ) -> ResourceResult<DeviceBlock> {
+        let announced = charge.bytes;
         let policy = || policy.cloned().unwrap_or_else(|| self.core.policy());
         let mut reclaim: Option<ReclaimState> = None;
         let mut larger = 0;
@@ -217,8 +175,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             }
             let in_flight = ChargeInFlight { core: &self.core, charge };
             let result = call_below(reclaim.as_ref(), &call);
-            failed = match self.finish_attempt(in_flight, result, &announced) {
-                Ok(given) => return Ok(given),
+            failed = match self.finish_attempt(in_flight, result, announced) {
+                Ok(block) => return Ok(block),
                 Err(outcome) => Some(outcome),
             };
         }
@@ -233,37 +191,27 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// Corrects the charge of blocks that are charged `real` bytes. If that does not fit, frees the blocks.
-    fn correct_charge<B: Blocks>(
+    /// Corrects the charge of a block that is charged `real` bytes. If that does not fit, frees the block.
+    fn correct_charge(
         &self,
         charge: Charge,
         real: usize,
-        given: B,
-        announced: impl Fn(usize) -> usize,
-    ) -> Result<B, Outcome> {
+        block: DeviceBlock,
+    ) -> Result<DeviceBlock, Outcome> {
         if real < charge.bytes {
             // The request was repeated with the size of a larger block than it got.
             self.core.quotas.end(real);
             self.core.release(&Charge { bytes: charge.bytes - real, ..charge });
-            return Ok(given);
+            return Ok(block);
         }
         let excess = Charge { bytes: real - charge.bytes, ..charge };
         if self.core.charge_audited(&excess).is_ok() {
             self.core.quotas.end(real);
-            return Ok(given);
+            return Ok(block);
         }
         // Recorded with what was charged, so that the free releases it whenever it completes.
-        let mut left = charge.bytes;
-        let count = given.blocks().len();
-        for (n, block) in given.blocks().iter().enumerate() {
-            let bytes = if n + 1 == count { left } else { announced(n).min(left) };
-            left -= bytes;
-            self.core.record(block.generation, &Charge { bytes, ..charge });
-        }
-        self.core.quotas.end(charge.bytes);
-        for block in given.blocks() {
-            let _ = self.deallocate(DeviceBlock { ..*block });
-        }
+        self.core.record(block.generation, &charge);
+        let _ = self.deallocate(block);
         Err(Outcome::Larger(real))
     }
 }
@@ -281,6 +229,55 @@ impl Drop for FreeInFlight<'_> {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
+    /// Allocates out of a reservation, which has the charge already.
+    fn allocate_reserved(
+        &self,
+        request: AllocRequest,
+        reservation: &mut BudgetReservation,
+    ) -> ResourceResult<DeviceBlock> {
+        if !Arc::ptr_eq(&self.core, &reservation.core) {
+            return Err(ResourceError::InvalidRequest {
+                value: "a reservation of another budget".to_owned(),
+                accepted: "one that this budget gave".to_owned(),
+            });
+        }
+        if request.bytes == 0 {
+            return Err(ResourceError::zero_bytes());
+        }
+        let bytes = self.inner.charge_for(request.bytes, request.align);
+        reservation.covers(bytes)?;
+        let (tag, scope) = (tags::index_of(request.tag), reservation.scope_index());
+        let mut charge = Charge { bytes, tag, scope };
+        let mut reclaim: Option<ReclaimState> = None;
+        let block = loop {
+            let given = call_below(reclaim.as_ref(), || {
+                self.inner.allocate_request(request, reservation.below.as_deref_mut())
+            });
+            match given {
+                Ok(block) => break block,
+                Err((error, spent)) if self.is_shortage(&error) => {
+                    let reclaim =
+                        reclaim.get_or_insert_with(|| ReclaimState::new(self.core.policy(), spent));
+                    if !self.reclaim_step(&charge, &error, reclaim) {
+                        self.report_below(&charge, &error);
+                        return Err(error);
+                    }
+                }
+                Err((error, _)) => return Err(error),
+            }
+        };
+        charge.bytes = charge.bytes.max(block.bytes);
+        if charge.bytes > reservation.bytes {
+            let remaining = reservation.bytes;
+            self.inner.deallocate(block)?;
+            return Err(ResourceError::OutOfBudget { requested: charge.bytes, remaining });
+        }
+        reservation.bytes -= charge.bytes;
+        self.core.reserved.fetch_sub(charge.bytes, Ordering::AcqRel);
+        self.core.record(block.generation, &charge);
+        Ok(block)
+    }
+
     /// Handles a free that failed below, or whose block is not free yet.
     #[cold]
     #[inline(never)]
@@ -327,9 +324,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for(bytes);
-        let call = || self.inner.allocate(bytes, stream, tag);
-        self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
+        let request = AllocRequest::new(bytes, stream, tag);
+        self.allocate_charged(request, None, || self.inner.allocate(bytes, stream, tag))
     }
 
     #[inline]
@@ -379,46 +375,17 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
         self.inner.finish_block_uses(uses, use_stream)
     }
 
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for_aligned(bytes, align);
-        let call = || self.inner.allocate_aligned(bytes, align, stream, tag);
-        self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
-    }
-
-    fn allocate_tracked(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let charge = self.inner.charge_for_aligned(bytes, align);
-        let call = || self.inner.allocate_tracked(bytes, align, stream, tag);
-        self.allocate_charged(self.charge_for_block(bytes, charge, tag)?, None, call, |_| charge)
-    }
-
-    fn allocate_batch(
-        &self,
-        sizes: &[usize],
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<Vec<DeviceBlock>> {
-        if sizes.is_empty() {
-            return self.inner.allocate_batch(sizes, stream, tag);
+        match reservation {
+            Some(reservation) => self.allocate_reserved(request, reservation),
+            None => {
+                self.allocate_charged(request, None, || self.inner.allocate_request(request, None))
+            }
         }
-        let charges: Vec<usize> = sizes.iter().map(|&bytes| self.inner.charge_for(bytes)).collect();
-        let sum = charges.iter().fold(0, |sum: usize, charge| sum.saturating_add(*charge));
-        let least = sizes.iter().copied().min().unwrap_or_default();
-        let charge = self.charge_for_block(least, sum, tag)?;
-        let call = || self.inner.allocate_batch(sizes, stream, tag);
-        let announced = |n: usize| charges.get(n).copied().unwrap_or(0);
-        self.allocate_charged(charge, None, call, announced)
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {
@@ -452,55 +419,5 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         self.reserve(bytes).map(Some)
-    }
-
-    fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        if !Arc::ptr_eq(&self.core, &reservation.core) {
-            return Err(ResourceError::InvalidRequest {
-                value: "a reservation of another budget".to_owned(),
-                accepted: "one that this budget gave".to_owned(),
-            });
-        }
-        let bytes_charged = self.inner.charge_for_aligned(bytes, align);
-        reservation.covers(bytes_charged)?;
-        let mut charge = self.charge_for_block(bytes, bytes_charged, tag)?;
-        charge.scope = reservation.scope_index();
-        let mut reclaim: Option<ReclaimState> = None;
-        let block = loop {
-            let given = call_below(reclaim.as_ref(), || match &mut reservation.below {
-                Some(below) => self.inner.allocate_reserved(below, bytes, align, stream, tag),
-                None if align <= MIN_ALIGN => self.inner.allocate(bytes, stream, tag),
-                None => self.inner.allocate_aligned(bytes, align, stream, tag),
-            });
-            match given {
-                Ok(block) => break block,
-                Err((error, spent)) if self.is_shortage(&error) => {
-                    let reclaim =
-                        reclaim.get_or_insert_with(|| ReclaimState::new(self.core.policy(), spent));
-                    if !self.reclaim_step(&charge, &error, reclaim) {
-                        self.report_below(&charge, &error);
-                        return Err(error);
-                    }
-                }
-                Err((error, _)) => return Err(error),
-            }
-        };
-        charge.bytes = charge.bytes.max(block.bytes);
-        if charge.bytes > reservation.bytes {
-            let remaining = reservation.bytes;
-            self.inner.deallocate(block)?;
-            return Err(ResourceError::OutOfBudget { requested: charge.bytes, remaining });
-        }
-        reservation.bytes -= charge.bytes;
-        self.core.reserved.fetch_sub(charge.bytes, Ordering::AcqRel);
-        self.core.record(block.generation, &charge);
-        Ok(block)
     }
 }

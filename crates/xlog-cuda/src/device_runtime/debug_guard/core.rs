@@ -30,8 +30,8 @@ use super::sampling::Sampling;
 use crate::CudaDevice;
 use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
 use crate::device_runtime::resource::{
-    AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation, ResourceError,
-    ResourceHome, ResourceResult, StreamId,
+    AllocRequest, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    ResourceError, ResourceHome, ResourceResult, StreamId,
 };
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -87,15 +87,6 @@ pub(super) struct GuardCore<R> {
     /// Locked by the thread that collects results.
     pub(super) collector_lock: Mutex<()>,
     pub(super) counters: StripedCounters,
-}
-
-/// A request for a guarded block.
-#[derive(Clone, Copy)]
-pub(super) struct GuardRequest {
-    pub(super) bytes: usize,
-    pub(super) align: usize,
-    pub(super) stream: StreamId,
-    pub(super) tag: AllocTag,
 }
 
 /// How the guard's own work uses a block.
@@ -182,13 +173,13 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         block: DeviceBlock,
         redzones: Redzones,
         mapped: Option<Mapped>,
-        request: &GuardRequest,
+        request: &AllocRequest,
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
         let parts = match self.parts() {
             Ok(parts) => parts,
             Err(error) => return Err((block, error)),
         };
-        let GuardRequest { stream, tag, .. } = *request;
+        let AllocRequest { stream, tag, .. } = *request;
         let below = BlockId::from_block(&block);
         let stream_slot = parts.streams.raw(stream).map(|raw| raw.clock().slot());
         let stream_slot = stream_slot.filter(|_| parts.tracked);
@@ -231,9 +222,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         &self,
         pages: &Pages,
         block: DeviceBlock,
-        request: &GuardRequest,
+        request: &AllocRequest,
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
-        let GuardRequest { bytes, align, .. } = *request;
+        let AllocRequest { bytes, align, .. } = *request;
         if !pages.has_room(bytes) {
             // Freed memory may only wait for its collection.
             let _ = self.collect(false);

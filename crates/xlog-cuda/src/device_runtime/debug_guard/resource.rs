@@ -4,26 +4,28 @@ use std::sync::Arc;
 
 use super::DebugGuardResource;
 use super::config::GuardMode;
-use super::core::{GuardCore, GuardRequest};
+use super::core::GuardCore;
 use super::redzones::{Redzones, layout};
 use super::registry::Stage;
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
-    PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, Seal, StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
+    MIN_ALIGN, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
+    Seal, StreamId,
 };
 
 /// The size of the block below that stands in for memory between guard pages.
 const STAND_IN: usize = 1;
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
-    /// Allocates a guarded block. `call` allocates the given bytes and alignment from the resource below.
-    fn allocate_with_redzones(
+    /// Allocates a guarded block.
+    #[inline(never)]
+    fn allocate_guarded(
         &self,
-        request: &GuardRequest,
-        mut call: impl FnMut(usize, usize) -> ResourceResult<DeviceBlock>,
+        request: &AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        let GuardRequest { bytes, align, .. } = *request;
+        let AllocRequest { bytes, align, .. } = *request;
         let parts = self.parts()?;
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
@@ -31,7 +33,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let given = match (self.config.mode, &self.pages) {
             (GuardMode::Pages, Some(pages)) => {
                 parts.checker.make_ready()?;
-                let block = call(STAND_IN, MIN_ALIGN)?;
+                let below = AllocRequest { bytes: STAND_IN, align: MIN_ALIGN, ..*request };
+                let block = self.inner.allocate_request(below, reservation)?;
                 self.hand_out_mapped(pages, block, request)
             }
             _ => {
@@ -40,7 +43,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                     let detail = "no device has so many addresses".to_owned();
                     return Err(ResourceError::OutOfMemory { requested: bytes, detail });
                 };
-                let block = call(total, align)?;
+                let below = AllocRequest { bytes: total, ..*request };
+                let block = self.inner.allocate_request(below, reservation)?;
                 let back = block.bytes.saturating_sub(front + bytes);
                 let redzones = Redzones { base: block.ptr, front, bytes, back };
                 self.hand_out(block, redzones, None, request)
@@ -56,7 +60,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Guards a sampled block. If that fails, the block is handed out unguarded.
     #[cold]
     #[inline(never)]
-    fn guard_chosen(&self, block: DeviceBlock, request: &GuardRequest) -> DeviceBlock {
+    fn guard_chosen(&self, block: DeviceBlock, request: &AllocRequest) -> DeviceBlock {
         let (Some(pages), Ok(parts)) = (&self.pages, &self.parts) else { return block };
         if parts.checker.make_ready().is_err() {
             return block;
@@ -65,16 +69,19 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     }
 
     /// Passes on a result of the resource below; guards the block if it is sampled.
+    #[inline]
     fn with_chosen(
         &self,
         given: ResourceResult<DeviceBlock>,
-        request: &GuardRequest,
+        request: &AllocRequest,
     ) -> ResourceResult<DeviceBlock> {
-        let block = self.with_post_mortem(given)?;
-        if self.sampling.chooses(block.generation) {
-            return Ok(self.guard_chosen(block, request));
+        match given {
+            Ok(block) if self.sampling.chooses(block.generation) => {
+                Ok(self.guard_chosen(block, request))
+            }
+            Ok(block) => Ok(block),
+            Err(error) => Err(self.post_mortem_on(error)),
         }
-        Ok(block)
     }
 
     /// Closes a use, and takes the next step if it was the last one of a freed block.
@@ -94,18 +101,6 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
 }
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
-    #[inline(never)]
-    fn allocate_guarded(
-        &self,
-        bytes: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let call = |total, _| self.inner.allocate(total, stream, tag);
-        let request = GuardRequest { bytes, align: MIN_ALIGN, stream, tag };
-        self.with_post_mortem(self.allocate_with_redzones(&request, call))
-    }
-
     #[inline(never)]
     fn deallocate_guarded(&self, id: BlockId) -> ResourceResult<BlockState> {
         self.check_device(id)?;
@@ -149,14 +144,14 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     #[inline(never)]
     fn charge_for_guarded(&self, bytes: usize, align: usize) -> usize {
         match (self.config.mode, &self.pages) {
-            (GuardMode::Sampled(_), _) => self.inner.charge_for_aligned(bytes, align),
+            (GuardMode::Sampled(_), _) => self.inner.charge_for(bytes, align),
             (GuardMode::Pages, Some(pages)) => {
-                pages.charge_for(bytes).saturating_add(self.inner.charge_for(STAND_IN))
+                pages.charge_for(bytes).saturating_add(self.inner.charge_for(STAND_IN, MIN_ALIGN))
             }
             _ => {
                 let total = layout(bytes, align, self.config.canary_bytes);
                 let total = total.map_or(usize::MAX, |(_, total)| total);
-                self.inner.charge_for_aligned(total, align)
+                self.inner.charge_for(total, align)
             }
         }
     }
@@ -210,59 +205,26 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        if !core.sampling.is_on() {
-            return core.allocate_guarded(bytes, stream, tag);
-        }
-        match core.inner.allocate(bytes, stream, tag) {
-            Ok(block) if core.sampling.chooses(block.generation) => {
-                let request = GuardRequest { bytes, align: MIN_ALIGN, stream, tag };
-                Ok(core.guard_chosen(block, &request))
-            }
-            Ok(block) => Ok(block),
-            Err(error) => Err(core.post_mortem_on(error)),
+        let request = AllocRequest::new(bytes, stream, tag);
+        match core.sampling.is_on() {
+            true => core.with_chosen(core.inner.allocate(bytes, stream, tag), &request),
+            false => core.with_post_mortem(core.allocate_guarded(&request, None)),
         }
     }
 
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
         let core = &*self.core;
-        let request = GuardRequest { bytes, align, stream, tag };
-        if !align.is_power_of_two() {
-            return Err(ResourceError::InvalidRequest {
-                value: format!("alignment {align}"),
-                accepted: "a power of two".to_owned(),
-            });
-        }
+        request.check_align()?;
+        // The guard works on the memory at once.
+        let request = AllocRequest { is_tracked: false, ..request };
         if core.sampling.is_on() {
-            let given = core.inner.allocate_aligned(bytes, align, stream, tag);
-            return core.with_chosen(given, &request);
+            return core.with_chosen(core.inner.allocate_request(request, reservation), &request);
         }
-        let call = |total, align| core.inner.allocate_aligned(total, align, stream, tag);
-        core.with_post_mortem(core.allocate_with_redzones(&request, call))
-    }
-
-    fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let core = &*self.core;
-        let request = GuardRequest { bytes, align, stream, tag };
-        if core.sampling.is_on() {
-            let given = core.inner.allocate_reserved(reservation, bytes, align, stream, tag);
-            return core.with_chosen(given, &request);
-        }
-        let call =
-            |total, align| core.inner.allocate_reserved(reservation, total, align, stream, tag);
-        core.with_post_mortem(core.allocate_with_redzones(&request, call))
+        core.with_post_mortem(core.allocate_guarded(&request, reservation))
     }
 
     #[inline]
@@ -401,18 +363,10 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
     }
 
     #[inline]
-    fn charge_for(&self, bytes: usize) -> usize {
-        // A sampled block is charged as an unguarded one; its pages are bounded and metered.
-        if !self.core.sampling.is_on() {
-            return self.core.charge_for_guarded(bytes, MIN_ALIGN);
-        }
-        self.core.inner.charge_for(bytes)
-    }
-
-    #[inline]
-    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
+    fn charge_for(&self, bytes: usize, align: usize) -> usize {
         match self.core.sampling.is_on() {
-            true => self.core.inner.charge_for_aligned(bytes, align),
+            // A sampled block is charged as an unguarded one; its pages are bounded and metered.
+            true => self.core.inner.charge_for(bytes, align),
             false => self.core.charge_for_guarded(bytes, align),
         }
     }

@@ -14,7 +14,7 @@ use super::captured::{CapturedUse, Ended, OnStream, OpenOrder};
 use super::{CaptureError, CaptureOptions};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    Access, AllocRequest, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     ResourceError, ResourceResult, StreamId,
 };
 use crate::device_runtime::runtime::report_failed_free;
@@ -224,10 +224,8 @@ impl GraphRegistry {
         // A stream of its own: the chunk is then ordered after nothing that runs.
         let lease = self.streams.lease().ok();
         let home = lease.as_ref().map_or(StreamId::DEFAULT, |lease| lease.id());
-        let chunk = match align > MIN_ALIGN {
-            true => self.inner.allocate_aligned(size, align, home, arena.tag)?,
-            false => self.inner.allocate(size, home, arena.tag)?,
-        };
+        let request = AllocRequest::new(size, home, arena.tag).aligned(align.max(MIN_ALIGN));
+        let chunk = self.inner.allocate_request(request, None)?;
         let mut state = self.state.lock();
         if arena.open_capture().is_none() {
             // The capture ended meanwhile, and with it perhaps the arena.
@@ -393,10 +391,7 @@ impl GraphRegistry {
     pub(super) fn allocate_captured(
         &self,
         capture: &Capture,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        AllocRequest { bytes, align, stream, tag, .. }: AllocRequest,
     ) -> ResourceResult<DeviceBlock> {
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());

@@ -11,7 +11,7 @@ use super::captured::CapturedUse;
 use super::registry::GraphRegistry;
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
     ResourceError, ResourceResult, StreamId,
 };
 
@@ -24,59 +24,24 @@ impl DeviceMemoryResource for GraphRegistry {
     ) -> ResourceResult<DeviceBlock> {
         self.sweep();
         match self.capture_of(stream)? {
-            Some(capture) => self.allocate_captured(&capture, bytes, MIN_ALIGN, stream, tag),
+            Some(capture) => {
+                self.allocate_captured(&capture, AllocRequest::new(bytes, stream, tag))
+            }
             None => self.inner.allocate(bytes, stream, tag),
         }
     }
 
-    fn allocate_aligned(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        match self.capture_of(stream)?.filter(|_| align.is_power_of_two()) {
-            Some(capture) => self.allocate_captured(&capture, bytes, align, stream, tag),
-            None => self.inner.allocate_aligned(bytes, align, stream, tag),
-        }
-    }
-
     // The arena was charged to the budget: a block inside it needs no reservation.
-    fn allocate_reserved(
+    fn allocate_request(
         &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        match self.capture_of(stream)? {
-            Some(capture) => self.allocate_captured(&capture, bytes, align, stream, tag),
-            None => self.inner.allocate_reserved(reservation, bytes, align, stream, tag),
+        self.sweep();
+        match self.capture_of(request.stream)?.filter(|_| request.align.is_power_of_two()) {
+            Some(capture) => self.allocate_captured(&capture, request),
+            None => self.inner.allocate_request(request, reservation),
         }
-    }
-
-    fn allocate_batch(
-        &self,
-        sizes: &[usize],
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<Vec<DeviceBlock>> {
-        if self.capture_of(stream)?.is_none() {
-            return self.inner.allocate_batch(sizes, stream, tag);
-        }
-        let mut blocks = Vec::with_capacity(sizes.len());
-        for &bytes in sizes {
-            match self.allocate(bytes, stream, tag) {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    let _ = self.deallocate_batch(blocks);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(blocks)
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {

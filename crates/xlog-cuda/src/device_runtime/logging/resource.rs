@@ -14,10 +14,10 @@ use super::segments::SegmentLog;
 use super::site::current_site;
 use super::stack::StackSampler;
 use super::unfinished::UnfinishedFrees;
-use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy, note_path};
+use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
     ResourceError, ResourceResult, Seal, SegmentWatcher, StreamId,
 };
 use crate::device_runtime::statistics::Backtraces;
@@ -37,19 +37,9 @@ impl Call {
     }
 }
 
-/// A request for memory, as it is logged.
-#[derive(Clone, Copy)]
-struct Request {
-    bytes: usize,
-    align: Option<usize>,
-    stream: StreamId,
-    tag: AllocTag,
-}
-
 /// Logs every operation of the resource below.
 ///
-/// Allocations, frees and [`reap_pending`](DeviceMemoryResource::reap_pending) give one record each, failures included; a batch
-/// gives one for each block. Uses of blocks are logged on request ([`with_use_logging`](Self::with_use_logging)). Everything is
+/// Allocations, frees and [`reap_pending`](DeviceMemoryResource::reap_pending) give one record each, failures included. Uses of blocks are logged on request ([`with_use_logging`](Self::with_use_logging)). Everything is
 /// forwarded; nothing a sink does changes the outcome of an operation.
 ///
 /// ```
@@ -224,7 +214,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     fn log_allocation(
         &self,
         call: Call,
-        request: Request,
+        request: AllocRequest,
         result: Result<&DeviceBlock, &ResourceError>,
     ) {
         if self.unfinished.has_any() {
@@ -234,7 +224,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             stream_id: Some(request.stream),
             bytes: Some(request.bytes),
             tag: Some(request.tag),
-            align: request.align,
+            align: Some(request.align),
             served_by: reset_path(),
             site: current_site(),
             stack: self.stacks.next(),
@@ -245,7 +235,6 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
                 ptr: Some(block.ptr),
                 generation: Some(block.generation),
                 granted: Some(block.bytes),
-                align: Some(request.align.unwrap_or(MIN_ALIGN)),
                 ..record
             }),
             Err(error) => self.emit_failure(record, error),
@@ -256,7 +245,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
     #[inline(always)]
     fn logged(
         &self,
-        request: Request,
+        request: AllocRequest,
         call: impl FnOnce(&R) -> ResourceResult<DeviceBlock>,
     ) -> ResourceResult<DeviceBlock> {
         let start = clock::now();
@@ -334,8 +323,9 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let request = Request { bytes, align: None, stream, tag };
-        self.logged(request, |inner| inner.allocate(bytes, stream, tag))
+        self.logged(AllocRequest::new(bytes, stream, tag), |inner| {
+            inner.allocate(bytes, stream, tag)
+        })
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
@@ -415,54 +405,12 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         outcome
     }
 
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        let request = Request { bytes, align: Some(align), stream, tag };
-        self.logged(request, |inner| inner.allocate_aligned(bytes, align, stream, tag))
-    }
-
-    fn allocate_tracked(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let request = Request { bytes, align: Some(align), stream, tag };
-        self.logged(request, |inner| inner.allocate_tracked(bytes, align, stream, tag))
-    }
-
-    fn allocate_batch(
-        &self,
-        sizes: &[usize],
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<Vec<DeviceBlock>> {
-        let start = clock::now();
-        let result = self.inner.allocate_batch(sizes, stream, tag);
-        let call = Call::ended(start);
-        let request = |bytes| Request { bytes, align: None, stream, tag };
-        match &result {
-            Ok(blocks) => {
-                let served_by = reset_path();
-                for (at, block) in blocks.iter().enumerate() {
-                    note_path(served_by);
-                    let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
-                    self.log_allocation(call, request(bytes), Ok(block));
-                }
-            }
-            Err(error) => {
-                // No block was allocated: one failure record with all bytes.
-                let bytes = sizes.iter().fold(0_usize, |sum, bytes| sum.saturating_add(*bytes));
-                self.log_allocation(call, request(bytes), Err(error));
-            }
-        }
-        result
+        self.logged(request, |inner| inner.allocate_request(request, reservation))
     }
 
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
@@ -478,20 +426,6 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
             self.emit_failure(LogRecord { bytes, site, ..record }, error);
         }
         result
-    }
-
-    fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let request = Request { bytes, align: Some(align), stream, tag };
-        self.logged(request, |inner| {
-            inner.allocate_reserved(reservation, bytes, align, stream, tag)
-        })
     }
 }
 

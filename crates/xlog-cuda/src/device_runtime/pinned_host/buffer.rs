@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use super::PinnedHostResource;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, ResourceError,
-    ResourceResult, Seal, StreamId,
+    Access, AllocRequest, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
+    ResourceError, ResourceResult, Seal, StreamId,
 };
 use crate::device_runtime::runtime::{FailedFree, report_failed_free};
 use crate::memory::BlockUse;
@@ -110,7 +110,8 @@ impl PinnedHostResource {
             return Err(ResourceError::Unsupported { call: "alloc_through", detail }.into());
         }
         let align = align_of::<T>().max(MIN_ALIGN);
-        let block = resource.allocate_aligned(bytes, align, stream, tag)?;
+        let request = AllocRequest::new(bytes, stream, tag).aligned(align);
+        let block = resource.allocate_request(request, None)?;
         match self.begin_buffer(&block, bytes) {
             Ok(host) if host.cast::<T>().is_aligned() => {
                 buffer.host = host.cast();

@@ -33,9 +33,9 @@ use super::ordering::tracking::tracker::{Retired, Tracker};
 use super::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
 use super::pool::tlsf::TlsfAllocation;
 use super::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, MIN_ALIGN, ResourceError, ResourceHome, ResourceResult, ResourceStatistics, Seal,
-    StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
+    FreeSpace, Generation, MIN_ALIGN, ResourceError, ResourceHome, ResourceResult,
+    ResourceStatistics, Seal, StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -183,16 +183,17 @@ impl DeviceMemoryResource for PinnedHostResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.allocate_aligned(bytes, MIN_ALIGN, stream, tag)
+        self.allocate_request(AllocRequest::new(bytes, stream, tag), None)
     }
 
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        AllocRequest { bytes, align, stream, tag, .. }: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
+        if reservation.is_some() {
+            return Err(ResourceError::no_budget());
+        }
         let owner = self.tracker.stream(stream)?;
         if bytes == 0 {
             return Err(ResourceError::zero_bytes());
@@ -206,7 +207,8 @@ impl DeviceMemoryResource for PinnedHostResource {
             return Err(ResourceError::OutOfMemory { requested: bytes, detail });
         }
         owner.check_not_capturing("pinned allocate")?;
-        let TlsfAllocation { node, ptr, bytes, .. } = self.find(self.charge_for(bytes), align)?;
+        let TlsfAllocation { node, ptr, bytes, .. } =
+            self.find(self.charge_for(bytes, align), align)?;
         let bytes = bytes as usize;
         if let Some(observer) = self.device.observer() {
             // Only informs the race detector, so a failure changes nothing.
@@ -275,7 +277,7 @@ impl DeviceMemoryResource for PinnedHostResource {
         polled.and(released)
     }
 
-    fn charge_for(&self, bytes: usize) -> usize {
+    fn charge_for(&self, bytes: usize, _align: usize) -> usize {
         bytes.checked_next_multiple_of(MIN_ALIGN).unwrap_or(bytes)
     }
 

@@ -11,9 +11,9 @@ use crate::device_runtime::ordering::block::block_meta::BlockMeta;
 use crate::device_runtime::ordering::tracking::tracker::Tracker;
 use crate::device_runtime::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace,
-    Generation, GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome,
-    ResourceResult, ResourceStatistics, Seal, SegmentWatcher, StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
+    FreeSpace, Generation, GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError,
+    ResourceHome, ResourceResult, ResourceStatistics, Seal, SegmentWatcher, StreamId,
 };
 use crate::stream::RawStream;
 
@@ -110,32 +110,21 @@ impl DeviceMemoryResource for PoolResource {
         }
     }
 
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        AllocRequest { bytes, align, stream, tag, is_tracked }: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
+        if reservation.is_some() {
+            return Err(ResourceError::no_budget());
+        }
         check_align(align)?;
-        self.allocate_general(bytes, align.max(UNIT as usize), stream, tag, false)
-    }
-
-    fn allocate_tracked(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        if align > UNIT as usize {
-            check_align(align)?;
-            return self.allocate_general(bytes, align, stream, tag, true);
+        if align <= UNIT as usize
+            && let Some(block) = self.allocate_fast(bytes, stream)
+        {
+            return Ok(block.live(self.ordinal, stream, tag));
         }
-        match self.allocate_fast(bytes, stream) {
-            Some(block) => Ok(block.live(self.ordinal, stream, tag)),
-            None => self.allocate_general(bytes, UNIT as usize, stream, tag, true),
-        }
+        self.allocate_general(bytes, align.max(UNIT as usize), stream, tag, is_tracked)
     }
 
     #[inline]
@@ -198,7 +187,7 @@ impl DeviceMemoryResource for PoolResource {
     tracked_hooks!();
 
     #[inline]
-    fn charge_for(&self, bytes: usize) -> usize {
+    fn charge_for(&self, bytes: usize, _align: usize) -> usize {
         match &self.sanitizer {
             None => taken_by(bytes).map_or(bytes, |size| size as usize),
             Some(_) => bytes,

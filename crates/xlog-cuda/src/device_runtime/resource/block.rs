@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_base::Mutex;
 
-use super::MIN_ALIGN;
+use super::{MIN_ALIGN, ResourceError, ResourceResult};
 
 /// A stream of a [`StreamPool`](crate::device_runtime::StreamPool), by name.
 ///
@@ -182,6 +182,54 @@ impl DeviceBlock {
         let align = ((address & address.wrapping_neg()) as usize).max(MIN_ALIGN);
         let state = BlockState::Live;
         Self { ptr, device_ordinal, alloc_stream, bytes, align, tag, generation, state }
+    }
+}
+
+/// A request for memory, for [`allocate_request`](super::DeviceMemoryResource::allocate_request).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct AllocRequest {
+    /// The minimum size.
+    pub bytes: usize,
+    /// A power of two. Blocks have at least [`MIN_ALIGN`].
+    pub align: usize,
+    /// The stream it is ordered on.
+    pub stream: StreamId,
+    /// Its label.
+    pub tag: AllocTag,
+    /// Whether every use will be prepared, also on the own stream. The memory may then have pending work: the first prepare makes the
+    /// use's stream wait for it, often without a wait.
+    pub is_tracked: bool,
+}
+
+impl AllocRequest {
+    /// What [`allocate`](super::DeviceMemoryResource::allocate) asks for.
+    #[must_use]
+    #[inline]
+    pub fn new(bytes: usize, stream: StreamId, tag: AllocTag) -> Self {
+        Self { bytes, align: MIN_ALIGN, stream, tag, is_tracked: false }
+    }
+
+    /// The request with this alignment.
+    #[must_use]
+    pub fn aligned(self, align: usize) -> Self {
+        Self { align, ..self }
+    }
+
+    /// The request for a block whose every use will be prepared.
+    #[must_use]
+    pub fn tracked(self) -> Self {
+        Self { is_tracked: true, ..self }
+    }
+
+    pub(crate) fn check_align(&self) -> ResourceResult<()> {
+        if self.align.is_power_of_two() {
+            return Ok(());
+        }
+        Err(ResourceError::InvalidRequest {
+            value: format!("alignment {}", self.align),
+            accepted: "a power of two".to_owned(),
+        })
     }
 }
 

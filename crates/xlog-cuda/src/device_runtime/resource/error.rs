@@ -93,6 +93,15 @@ impl ResourceError {
         }
     }
 
+    /// A resource without a budget was given a reservation.
+    #[cold]
+    pub(crate) fn no_budget() -> Self {
+        Self::InvalidRequest {
+            value: "a reservation".to_owned(),
+            accepted: "none: there is no budget here (unsupported)".to_owned(),
+        }
+    }
+
     /// Whether the failed free of a block changed nothing. Otherwise the resource has the block, and a later reap finishes the free.
     ///
     /// Damage of another block, which a guard returns with a free, is no refusal.

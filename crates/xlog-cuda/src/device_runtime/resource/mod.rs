@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use super::budget::BudgetReservation;
 
-pub use block::{AllocTag, BlockId, BlockState, DeviceBlock, Generation, StreamId};
+pub use block::{AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, Generation, StreamId};
 pub use cap::PhysicalCap;
 pub use error::{ResourceError, ResourceResult};
 pub use home::ResourceHome;
@@ -48,10 +48,10 @@ pub const MIN_ALIGN: usize = 256;
 /// # Decorators
 ///
 /// A decorator implements the four required methods and [`inner_resource`](Self::inner_resource). Every other method then forwards to
-/// the inner resource, so a method that is added to this trait is forwarded too. A decorator overrides what it changes. Three
-/// methods hand out blocks, and a decorator that acts on allocations overrides all three: [`allocate`](Self::allocate),
-/// [`allocate_aligned`](Self::allocate_aligned) and [`allocate_reserved`](Self::allocate_reserved). The batch forms and
-/// [`deallocate_with_state`](Self::deallocate_with_state) are composed of the decorator's own single forms.
+/// the inner resource, so a method that is added to this trait is forwarded too. A decorator overrides what it changes. Two
+/// methods hand out blocks, and a decorator that acts on allocations overrides both: [`allocate`](Self::allocate) and
+/// [`allocate_request`](Self::allocate_request). The batch forms and [`deallocate_with_state`](Self::deallocate_with_state) are
+/// composed of the decorator's own single forms.
 /// docs/decorators.md has an example. The conformance suite (`xlog_conformance::Suite::of_decorator`) names what a decorator does not
 /// forward.
 pub trait DeviceMemoryResource: Send + Sync {
@@ -199,39 +199,26 @@ pub trait DeviceMemoryResource: Send + Sync {
         outcome
     }
 
-    /// [`allocate_aligned`](Self::allocate_aligned) for a block whose every use will be prepared, also on its own stream.
+    /// [`allocate`](Self::allocate) with all that a request can ask for; out of a reservation, if there is one, without another check
+    /// of the budget that gave it.
     ///
-    /// Its memory may have pending work. The first prepare makes the use's stream wait for that work, often without a wait. The
-    /// default is an allocation that is ordered at once. A decorator that works on the memory itself keeps the default.
-    fn allocate_tracked(
+    /// The default asks [`allocate`](Self::allocate) for a plain request, and the inner resource for an alignment above [`MIN_ALIGN`] and
+    /// out of a reservation. Its blocks are ordered at once: a decorator that does not work on the memory forwards the whole request,
+    /// so that the resource below sees [`is_tracked`](AllocRequest::is_tracked).
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        match align {
-            0..=MIN_ALIGN => self.allocate(bytes, stream, tag),
-            _ => self.allocate_aligned(bytes, align, stream, tag),
+        let AllocRequest { bytes, align, stream, tag, .. } = request;
+        request.check_align()?;
+        let is_plain = reservation.is_none() && align <= MIN_ALIGN;
+        if let Some(inner) = self.inner_resource().filter(|_| !is_plain) {
+            let ordered = AllocRequest { is_tracked: false, ..request };
+            return inner.allocate_request(ordered, reservation);
         }
-    }
-
-    /// [`allocate`](Self::allocate) with an alignment, a power of two.
-    fn allocate_aligned(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        if !align.is_power_of_two() {
-            return Err(ResourceError::InvalidRequest {
-                value: format!("alignment {align}"),
-                accepted: "a power of two".to_owned(),
-            });
-        }
-        if let Some(inner) = self.inner_resource().filter(|_| align > MIN_ALIGN) {
-            return inner.allocate_aligned(bytes, align, stream, tag);
+        if reservation.is_some() {
+            return Err(ResourceError::no_budget());
         }
         let block = self.allocate(bytes, stream, tag)?;
         if block.align >= align {
@@ -265,19 +252,10 @@ pub trait DeviceMemoryResource: Send + Sync {
         outcome
     }
 
-    /// What a request of `bytes` will be charged.
+    /// What a request of `bytes` with this alignment will be charged.
     #[inline]
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.inner_resource().map_or(bytes, |inner| inner.charge_for(bytes))
-    }
-
-    /// [`charge_for`](Self::charge_for) of a request with an alignment.
-    #[inline]
-    fn charge_for_aligned(&self, bytes: usize, align: usize) -> usize {
-        match self.inner_resource() {
-            Some(inner) => inner.charge_for_aligned(bytes, align),
-            None => self.charge_for(bytes),
-        }
+    fn charge_for(&self, bytes: usize, align: usize) -> usize {
+        self.inner_resource().map_or(bytes, |inner| inner.charge_for(bytes, align))
     }
 
     /// The device and the streams this resource works on, for what is stacked on it and queues work of its own.
@@ -394,24 +372,6 @@ pub trait DeviceMemoryResource: Send + Sync {
                 call: "reserve_budget",
                 detail: "this resource does not say whether a budget lies below it; a decorator implements inner_resource, a \
                          resource without a budget answers Ok(None)",
-            }),
-        }
-    }
-
-    /// [`allocate_aligned`](Self::allocate_aligned) out of a reservation, without another check of the budget that gave it.
-    fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        match self.inner_resource() {
-            Some(inner) => inner.allocate_reserved(reservation, bytes, align, stream, tag),
-            None => Err(ResourceError::InvalidRequest {
-                value: "a reservation".to_owned(),
-                accepted: "none: there is no budget here (unsupported)".to_owned(),
             }),
         }
     }

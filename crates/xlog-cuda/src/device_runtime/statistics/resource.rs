@@ -5,8 +5,8 @@ use std::fmt;
 use super::core::{Statistics, StatisticsConfig};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceResult, Seal,
-    StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
+    ResourceResult, Seal, StreamId,
 };
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
@@ -105,8 +105,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     }
 
     #[inline(always)]
-    fn charge_for(&self, bytes: usize) -> usize {
-        self.inner.charge_for(bytes)
+    fn charge_for(&self, bytes: usize, align: usize) -> usize {
+        self.inner.charge_for(bytes, align)
     }
 
     #[inline(always)]
@@ -140,59 +140,13 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
         self.inner.finish_block_uses(uses, use_stream)
     }
 
-    fn allocate_aligned(
+    fn allocate_request(
         &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
+        request: AllocRequest,
+        reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
-        let result = self.inner.allocate_aligned(bytes, align, stream, tag);
-        self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
-        result
-    }
-
-    fn allocate_tracked(
-        &self,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let result = self.inner.allocate_tracked(bytes, align, stream, tag);
-        self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
-        result
-    }
-
-    fn allocate_batch(
-        &self,
-        sizes: &[usize],
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<Vec<DeviceBlock>> {
-        let core = &self.statistics.0;
-        let result = self.inner.allocate_batch(sizes, stream, tag);
-        match &result {
-            Ok(blocks) => {
-                for (at, block) in blocks.iter().enumerate() {
-                    let bytes = sizes.get(at).copied().unwrap_or(block.bytes);
-                    core.allocated(bytes, stream, tag, Ok(block));
-                }
-            }
-            Err(error) => core.allocated(0, stream, tag, Err(error)),
-        }
-        result
-    }
-
-    fn allocate_reserved(
-        &self,
-        reservation: &mut BudgetReservation,
-        bytes: usize,
-        align: usize,
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<DeviceBlock> {
-        let result = self.inner.allocate_reserved(reservation, bytes, align, stream, tag);
+        let AllocRequest { bytes, stream, tag, .. } = request;
+        let result = self.inner.allocate_request(request, reservation);
         self.statistics.0.allocated(bytes, stream, tag, result.as_ref());
         result
     }

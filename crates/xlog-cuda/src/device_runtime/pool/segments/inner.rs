@@ -4,6 +4,7 @@
 //! the last unit is never handed out, so that no range lies across two blocks. The account counts what the blocks are
 //! charged; the inner resource meters its own physical memory. No lock is held over a call of the inner resource.
 
+use crate::device_runtime::resource::MIN_ALIGN;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl InnerSegments {
 
     /// Allocates a block of `size` bytes; its span must have at least `minimum`.
     fn grow_by(&self, size: u64, minimum: u64, stream: StreamId) -> ResourceResult<Span> {
-        let charge = self.inner.charge_for(to_usize(size)) as u64;
+        let charge = self.inner.charge_for(to_usize(size), MIN_ALIGN) as u64;
         self.account.charge(charge)?;
         let allocated = self.inner.allocate(to_usize(size), stream, TAG);
         let block = allocated.inspect_err(|_| self.account.release(charge))?;

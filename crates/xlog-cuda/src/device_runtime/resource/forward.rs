@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, ResourceResult, Seal,
-    StreamId,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, BudgetReservation, DeviceBlock,
+    DeviceMemoryResource, ResourceResult, Seal, StreamId,
 };
 
 /// The required methods, and those whose defaults compose the single forms.
@@ -47,23 +47,12 @@ macro_rules! forward_pointer {
         ) -> ResourceResult<()> {
             (**self).finish_block_uses(uses, stream)
         }
-        fn allocate_aligned(
+        fn allocate_request(
             &self,
-            bytes: usize,
-            align: usize,
-            stream: StreamId,
-            tag: AllocTag,
+            request: AllocRequest,
+            reservation: Option<&mut BudgetReservation>,
         ) -> ResourceResult<DeviceBlock> {
-            (**self).allocate_aligned(bytes, align, stream, tag)
-        }
-        fn allocate_tracked(
-            &self,
-            bytes: usize,
-            align: usize,
-            stream: StreamId,
-            tag: AllocTag,
-        ) -> ResourceResult<DeviceBlock> {
-            (**self).allocate_tracked(bytes, align, stream, tag)
+            (**self).allocate_request(request, reservation)
         }
         fn allocate_batch(
             &self,
