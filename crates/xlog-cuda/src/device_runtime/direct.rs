@@ -347,10 +347,7 @@ impl std::fmt::Debug for DirectCudaResource {
 }
 
 pub(super) fn too_many_blocks() -> ResourceError {
-    ResourceError::InvalidRequest {
-        value: "one more block".to_owned(),
-        accepted: "at most 16777216 blocks of one resource at a time".to_owned(),
-    }
+    ResourceError::invalid("one more block", "at most 16777216 blocks of one resource at a time")
 }
 
 #[cfg(test)]

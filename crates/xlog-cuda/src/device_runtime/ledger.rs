@@ -143,10 +143,10 @@ impl PhysicalMeter for LedgerMeter {
             let (short, slack) = {
                 let mut state = self.state.lock();
                 let Some(sum) = state.bytes.checked_add(wanted) else {
-                    return Err(ResourceError::InvalidRequest {
-                        value: format!("{bytes} bytes of physical memory"),
-                        accepted: "less than any device has".to_owned(),
-                    });
+                    return Err(ResourceError::invalid(
+                        format!("{bytes} bytes of physical memory"),
+                        "less than any device has",
+                    ));
                 };
                 let short = sum.div_ceil(UNIT).saturating_sub(state.units + granted);
                 if short == 0 {

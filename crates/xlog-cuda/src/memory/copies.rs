@@ -160,10 +160,10 @@ fn same_len(what: &str, len: usize, wanted: usize) -> Result<()> {
     if len == wanted {
         return Ok(());
     }
-    Err(ResourceError::InvalidRequest {
-        value: format!("{what} of {len} elements"),
-        accepted: format!("{wanted}, the length of the buffer or view"),
-    }
+    Err(ResourceError::invalid(
+        format!("{what} of {len} elements"),
+        format!("{wanted}, the length of the buffer or view"),
+    )
     .into())
 }
 

@@ -219,9 +219,8 @@ impl GpuMemoryManager {
         len: usize,
     ) -> Result<TrackedCudaSlice<T>> {
         let bytes = bytes_for::<T>(len)?;
-        let refuse = |accepted: &str| ResourceError::InvalidRequest {
-            value: format!("foreign memory of {bytes} bytes at {ptr:#x}"),
-            accepted: accepted.to_owned(),
+        let refuse = |accepted: &str| {
+            ResourceError::invalid(format!("foreign memory of {bytes} bytes at {ptr:#x}"), accepted)
         };
         if !ptr.is_multiple_of(align_of::<T>() as u64) {
             return Err(refuse("an address that is aligned for its elements").into());
@@ -297,10 +296,10 @@ impl GpuMemoryManager {
 pub(super) fn bytes_for<T>(len: usize) -> Result<usize, ResourceError> {
     let most = isize::MAX as usize;
     len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= most).ok_or_else(|| {
-        ResourceError::InvalidRequest {
-            value: format!("a buffer of {len} elements of {} bytes", size_of::<T>()),
-            accepted: format!("at most {most} bytes in all"),
-        }
+        ResourceError::invalid(
+            format!("a buffer of {len} elements of {} bytes", size_of::<T>()),
+            format!("at most {most} bytes in all"),
+        )
     })
 }
 

@@ -131,10 +131,10 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
             let len = bytes.checked_div(size).unwrap_or(0);
             return Ok(Self::over(raw, len));
         }
-        Err(ResourceError::InvalidRequest {
-            value: format!("a block of {bytes} bytes at {:#x}", raw.address()),
-            accepted: format!("a whole number of elements of {size} bytes, aligned to {align}"),
-        }
+        Err(ResourceError::invalid(
+            format!("a block of {bytes} bytes at {:#x}", raw.address()),
+            format!("a whole number of elements of {size} bytes, aligned to {align}"),
+        )
         .into())
     }
 }

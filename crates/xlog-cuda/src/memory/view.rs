@@ -36,10 +36,10 @@ impl Part {
             }
             _ => {
                 let bounds = (range.start_bound(), range.end_bound());
-                Err(ResourceError::InvalidRequest {
-                    value: format!("the elements {bounds:?}"),
-                    accepted: format!("a range within 0..{}, not reversed", self.len),
-                }
+                Err(ResourceError::invalid(
+                    format!("the elements {bounds:?}"),
+                    format!("a range within 0..{}, not reversed", self.len),
+                )
                 .into())
             }
         }

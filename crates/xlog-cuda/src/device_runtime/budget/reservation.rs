@@ -85,10 +85,10 @@ impl BudgetReservation {
     /// Adds the bytes of another reservation of the same budget and scope.
     pub fn merge(&mut self, mut other: Self) -> ResourceResult<()> {
         if !Arc::ptr_eq(&self.core, &other.core) || self.scope_index() != other.scope_index() {
-            return Err(ResourceError::InvalidRequest {
-                value: "a reservation of another budget or scope".to_owned(),
-                accepted: "one of the same budget and scope".to_owned(),
-            });
+            return Err(ResourceError::invalid(
+                "a reservation of another budget or scope",
+                "one of the same budget and scope",
+            ));
         }
         if let (Some(mine), Some(theirs)) = (&mut self.below, other.below.take()) {
             mine.merge(*theirs)?;

@@ -20,7 +20,7 @@ use super::reservation::BudgetReservation;
 use super::{scope, tags};
 use crate::device_runtime::resource::{
     Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    MemoryUse, PhysicalMeter, ResourceError, ResourceResult, Seal, StreamId,
+    MemoryUse, PhysicalMeter, ResourceError, ResourceResult, StreamId, forward_plain,
 };
 use crate::device_wait::{self, DeviceWait};
 
@@ -236,10 +236,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         reservation: &mut BudgetReservation,
     ) -> ResourceResult<DeviceBlock> {
         if !Arc::ptr_eq(&self.core, &reservation.core) {
-            return Err(ResourceError::InvalidRequest {
-                value: "a reservation of another budget".to_owned(),
-                accepted: "one that this budget gave".to_owned(),
-            });
+            return Err(ResourceError::invalid(
+                "a reservation of another budget",
+                "one that this budget gave",
+            ));
         }
         if request.bytes == 0 {
             return Err(ResourceError::zero_bytes());
@@ -300,22 +300,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
-    #[inline]
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
-
-    fn is_trusted(&self, seal: Seal) -> bool {
-        self.inner.is_trusted(seal)
-    }
-
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
-    }
+    forward_plain!(self, self.inner);
 
     #[inline]
     fn allocate(

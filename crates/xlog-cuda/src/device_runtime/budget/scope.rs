@@ -63,10 +63,10 @@ fn check(soft: usize, hard: usize) -> ResourceResult<()> {
     if soft <= hard {
         return Ok(());
     }
-    Err(ResourceError::InvalidRequest {
-        value: format!("a scope with a soft limit of {soft} and a hard limit of {hard} bytes"),
-        accepted: "a soft limit that is not above the hard one".to_owned(),
-    })
+    Err(ResourceError::invalid(
+        format!("a scope with a soft limit of {soft} and a hard limit of {hard} bytes"),
+        "a soft limit that is not above the hard one",
+    ))
 }
 
 impl BudgetScope {

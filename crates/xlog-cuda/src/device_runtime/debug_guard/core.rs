@@ -52,13 +52,10 @@ impl Parts {
         let streams = match streams {
             Some(streams) => streams,
             None if tracked => {
-                return Err(ResourceError::InvalidRequest {
-                    value: "a guard over a resource that tracks uses and names no streams"
-                        .to_owned(),
-                    accepted:
-                        "a resource whose home() names its streams, or DebugGuardResource::over"
-                            .to_owned(),
-                });
+                return Err(ResourceError::invalid(
+                    "a guard over a resource that tracks uses and names no streams",
+                    "a resource whose home() names its streams, or DebugGuardResource::over",
+                ));
             }
             None => Arc::new(StreamPool::new(device.clone(), 1)),
         };
@@ -117,10 +114,10 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                 if config.mode != GuardMode::Canaries
                     && home.device.driver().virtual_memory().is_none() =>
             {
-                Err(ResourceError::InvalidRequest {
-                    value: format!("guard pages on device {:?}", home.device.spec()),
-                    accepted: "a device with virtual memory, or GuardMode::Canaries".to_owned(),
-                })
+                Err(ResourceError::invalid(
+                    format!("guard pages on device {:?}", home.device.spec()),
+                    "a device with virtual memory, or GuardMode::Canaries",
+                ))
             }
             Some(home) => match misfit(&inner, &home) {
                 Some(misfit) => Err(ResourceError::Driver(format!(
@@ -128,10 +125,10 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                 ))),
                 None => Parts::new(home, tracked),
             },
-            None => Err(ResourceError::InvalidRequest {
-                value: "a guard over a resource that names no device".to_owned(),
-                accepted: "a resource with a home(), or DebugGuardResource::over".to_owned(),
-            }),
+            None => Err(ResourceError::invalid(
+                "a guard over a resource that names no device",
+                "a resource with a home(), or DebugGuardResource::over",
+            )),
         };
         if let Ok(parts) = &parts {
             // Here rather than with the first block: a GPU loads a kernel only when all running work has ended, and the allocating

@@ -117,10 +117,10 @@ impl Pages {
         let memory = self.memory()?;
         let (unit, align) = (self.unit(), align.max(MIN_ALIGN));
         if align > unit {
-            return Err(ResourceError::InvalidRequest {
-                value: format!("alignment {align}"),
-                accepted: format!("at most {unit} between guard pages"),
-            });
+            return Err(ResourceError::invalid(
+                format!("alignment {align}"),
+                format!("at most {unit} between guard pages"),
+            ));
         }
         let too_much = |detail: &str| ResourceError::OutOfMemory {
             requested: bytes,

@@ -141,10 +141,10 @@ impl XlogDeviceRuntime {
         let (runtime, queue) = checked(self, stream)?;
         let graphs = runtime.graphs().graphs()?;
         let Some(info) = graphs.capture_info(queue.raw().handle())? else {
-            return Err(ResourceError::InvalidRequest {
-                value: format!("{stream}, which is not being captured"),
-                accepted: "a stream of a capture that other code has begun".to_owned(),
-            }
+            return Err(ResourceError::invalid(
+                format!("{stream}, which is not being captured"),
+                "a stream of a capture that other code has begun",
+            )
             .into());
         };
         if runtime.graphs().capture_of(stream)?.is_some() {
@@ -194,10 +194,10 @@ impl Members {
         if let Some(other) =
             options.shared.as_ref().filter(|graph| !graph.runtime().is_same(runtime))
         {
-            return Err(ResourceError::InvalidRequest {
-                value: format!("the arena of {other:?}, a graph of another runtime"),
-                accepted: "a graph of this runtime".to_owned(),
-            }
+            return Err(ResourceError::invalid(
+                format!("the arena of {other:?}, a graph of another runtime"),
+                "a graph of this runtime",
+            )
             .into());
         }
         let arena = runtime.graphs().own_arena(options).map_err(ResourceError::from)?;

@@ -18,7 +18,7 @@ use super::{LogAction, LogRecord, LogResult, LoggingSink, QueryScope, ServedBy};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    ResourceError, ResourceResult, Seal, SegmentWatcher, StreamId,
+    ResourceError, ResourceResult, SegmentWatcher, StreamId, finish_one_by_one, forward_plain,
 };
 use crate::device_runtime::statistics::Backtraces;
 
@@ -300,22 +300,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
-    #[inline]
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
-
-    fn is_trusted(&self, seal: Seal) -> bool {
-        self.inner.is_trusted(seal)
-    }
-
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
-    }
+    forward_plain!(self, self.inner);
 
     fn allocate(
         &self,
@@ -396,13 +381,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         if !self.logs_uses {
             return self.inner.finish_block_uses(uses, use_stream);
         }
-        // One by one, so that each record has the outcome of its own use.
-        let mut outcome = Ok(());
-        for &(block, access) in uses {
-            let this = self.finish_block_use(block, use_stream, access);
-            outcome = outcome.and(this);
-        }
-        outcome
+        // Each record has the outcome of its own use.
+        finish_one_by_one(self, uses, use_stream)
     }
 
     fn allocate_request(

@@ -200,7 +200,7 @@ impl DeviceMemoryResource for PinnedHostResource {
         }
         if !align.is_power_of_two() || align > PAGE {
             let (value, accepted) = (format!("alignment {align}"), "a power of two up to 4096");
-            return Err(ResourceError::InvalidRequest { value, accepted: accepted.to_owned() });
+            return Err(ResourceError::invalid(value, accepted));
         }
         if bytes > MAX_BYTES {
             let detail = "more than any host can address".to_owned();

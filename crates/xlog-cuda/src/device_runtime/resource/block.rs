@@ -226,10 +226,7 @@ impl AllocRequest {
         if self.align.is_power_of_two() {
             return Ok(());
         }
-        Err(ResourceError::InvalidRequest {
-            value: format!("alignment {}", self.align),
-            accepted: "a power of two".to_owned(),
-        })
+        Err(ResourceError::invalid(format!("alignment {}", self.align), "a power of two"))
     }
 }
 

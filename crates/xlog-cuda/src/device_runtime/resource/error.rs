@@ -78,6 +78,11 @@ pub enum ResourceError {
 }
 
 impl ResourceError {
+    /// A request that names a value which is not accepted, and what would have been.
+    pub(crate) fn invalid(value: impl Into<String>, accepted: impl Into<String>) -> Self {
+        Self::InvalidRequest { value: value.into(), accepted: accepted.into() }
+    }
+
     pub(crate) fn untracked(call: &str) -> Self {
         Self::StreamMisuse(format!("{call} is unsupported: this resource tracks no uses"))
     }
@@ -87,19 +92,13 @@ impl ResourceError {
     }
 
     pub(crate) fn zero_bytes() -> Self {
-        Self::InvalidRequest {
-            value: "an allocation of 0 bytes".to_owned(),
-            accepted: "at least one byte".to_owned(),
-        }
+        Self::invalid("an allocation of 0 bytes", "at least one byte")
     }
 
     /// A resource without a budget was given a reservation.
     #[cold]
     pub(crate) fn no_budget() -> Self {
-        Self::InvalidRequest {
-            value: "a reservation".to_owned(),
-            accepted: "none: there is no budget here (unsupported)".to_owned(),
-        }
+        Self::invalid("a reservation", "none: there is no budget here (unsupported)")
     }
 
     /// Whether the failed free of a block changed nothing. Otherwise the resource has the block, and a later reap finishes the free.

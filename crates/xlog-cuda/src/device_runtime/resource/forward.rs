@@ -1,19 +1,37 @@
-//! Boxes and shared pointers are resources: they forward everything to what they point to.
+//! What decorators of this library have in common. Boxes and shared pointers are decorators too: they forward everything to what they
+//! point to.
 
 use std::sync::Arc;
 
 use super::{
     Access, AllocRequest, AllocTag, BlockId, BlockState, BudgetReservation, DeviceBlock,
-    DeviceMemoryResource, ResourceResult, Seal, StreamId,
+    DeviceMemoryResource, ResourceResult, StreamId,
 };
+
+/// The methods that a decorator which adds no bytes to a block forwards to `$inner`, and whose defaults do not.
+macro_rules! forward_plain {
+    ($self:ident, $inner:expr) => {
+        #[inline]
+        fn inner_resource(&$self) -> Option<&dyn DeviceMemoryResource> {
+            Some(&$inner)
+        }
+        fn is_trusted(&$self, seal: crate::device_runtime::resource::Seal) -> bool {
+            $inner.is_trusted(seal)
+        }
+        fn device_ordinal(&$self) -> u32 {
+            $inner.device_ordinal()
+        }
+        fn bytes_outstanding(&$self) -> usize {
+            $inner.bytes_outstanding()
+        }
+    };
+}
+pub(crate) use forward_plain;
 
 /// The required methods, and those whose defaults compose the single forms.
 macro_rules! forward_pointer {
     () => {
-        #[inline]
-        fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-            Some(&**self)
-        }
+        forward_plain!(self, **self);
         #[inline]
         fn allocate(
             &self,
@@ -30,15 +48,6 @@ macro_rules! forward_pointer {
         #[inline]
         fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
             (**self).deallocate_with_state(block)
-        }
-        fn is_trusted(&self, seal: Seal) -> bool {
-            (**self).is_trusted(seal)
-        }
-        fn device_ordinal(&self) -> u32 {
-            (**self).device_ordinal()
-        }
-        fn bytes_outstanding(&self) -> usize {
-            (**self).bytes_outstanding()
         }
         fn finish_block_uses(
             &self,

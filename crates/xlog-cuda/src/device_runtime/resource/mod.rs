@@ -7,9 +7,9 @@
 mod block;
 mod cap;
 mod error;
+mod forward;
 mod home;
 mod meter;
-mod pointers;
 mod segments;
 mod trust;
 
@@ -31,6 +31,7 @@ pub type GrowthHook = Arc<dyn Fn(Duration) + Send + Sync>;
 
 pub(crate) use block::SLOT_BITS;
 pub(crate) use cap::{CapSlot, refused_by_cap};
+pub(crate) use forward::forward_plain;
 pub(crate) use trust::{Seal, check_memory};
 
 /// The alignment every block has at least.
@@ -191,12 +192,7 @@ pub trait DeviceMemoryResource: Send + Sync {
         uses: &[(BlockId, Access)],
         use_stream: StreamId,
     ) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for &(block, access) in uses {
-            let this = self.finish_block_use(block, use_stream, access);
-            outcome = outcome.and(this);
-        }
-        outcome
+        finish_one_by_one(self, uses, use_stream)
     }
 
     /// [`allocate`](Self::allocate) with all that a request can ask for; out of a reservation, if there is one, without another check
@@ -226,10 +222,10 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
         let given = block.align;
         self.deallocate(block)?;
-        Err(ResourceError::InvalidRequest {
-            value: format!("alignment {align}"),
-            accepted: format!("at most {given}, which this resource gives"),
-        })
+        Err(ResourceError::invalid(
+            format!("alignment {align}"),
+            format!("at most {given}, which this resource gives"),
+        ))
     }
 
     /// Several blocks at once, all or none.
@@ -285,11 +281,10 @@ pub trait DeviceMemoryResource: Send + Sync {
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         match self.inner_resource() {
             Some(inner) => inner.meter_physical(meter),
-            None => Err(ResourceError::InvalidRequest {
-                value: "a physical meter".to_owned(),
-                accepted: "none: this resource does not announce physical memory (unsupported)"
-                    .to_owned(),
-            }),
+            None => Err(ResourceError::invalid(
+                "a physical meter",
+                "none: this resource does not announce physical memory (unsupported)",
+            )),
         }
     }
 
@@ -300,11 +295,10 @@ pub trait DeviceMemoryResource: Send + Sync {
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         match self.inner_resource() {
             Some(inner) => inner.cap_physical(cap),
-            None => Err(ResourceError::InvalidRequest {
-                value: "a cap on physical memory".to_owned(),
-                accepted: "none: this resource takes no memory of the device itself (unsupported)"
-                    .to_owned(),
-            }),
+            None => Err(ResourceError::invalid(
+                "a cap on physical memory",
+                "none: this resource takes no memory of the device itself (unsupported)",
+            )),
         }
     }
 
@@ -395,4 +389,18 @@ pub(crate) fn allocate_one_by_one<R: DeviceMemoryResource + ?Sized>(
         }
     }
     Ok(blocks)
+}
+
+/// Finishes several uses by the single form: all of them, and the first error.
+pub(crate) fn finish_one_by_one<R: DeviceMemoryResource + ?Sized>(
+    resource: &R,
+    uses: &[(BlockId, Access)],
+    use_stream: StreamId,
+) -> ResourceResult<()> {
+    let mut outcome = Ok(());
+    for &(block, access) in uses {
+        let this = resource.finish_block_use(block, use_stream, access);
+        outcome = outcome.and(this);
+    }
+    outcome
 }

@@ -6,7 +6,7 @@ use super::core::{Statistics, StatisticsConfig};
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{
     Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
-    ResourceResult, Seal, StreamId,
+    ResourceResult, StreamId, forward_plain,
 };
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
@@ -64,45 +64,10 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
     pub fn inner(&self) -> &R {
         &self.inner
     }
-
-    /// Frees a block by `free`, and counts it.
-    #[inline(always)]
-    fn count_free<T>(
-        &self,
-        block: BlockId,
-        free: impl FnOnce() -> ResourceResult<T>,
-    ) -> ResourceResult<T> {
-        let core = &self.statistics.0;
-        let live = core.live.take(block.generation)?;
-        let result = free();
-        let is_freed = match &result {
-            Ok(_) => true,
-            Err(error) => live.is_some() && !error.is_refused_free(block, &self.inner),
-        };
-        if is_freed {
-            core.freed(block.generation, live);
-        }
-        result
-    }
 }
 
 impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
-    #[inline]
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        Some(&self.inner)
-    }
-
-    fn is_trusted(&self, seal: Seal) -> bool {
-        self.inner.is_trusted(seal)
-    }
-
-    fn device_ordinal(&self) -> u32 {
-        self.inner.device_ordinal()
-    }
-
-    fn bytes_outstanding(&self) -> usize {
-        self.inner.bytes_outstanding()
-    }
+    forward_plain!(self, self.inner);
 
     #[inline(always)]
     fn charge_for(&self, bytes: usize, align: usize) -> usize {
@@ -122,14 +87,22 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource<R> {
     }
 
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        let id = BlockId::from_block(&block);
-        self.count_free(id, || self.inner.deallocate(block))
+        self.deallocate_with_state(&block).map(drop)
     }
 
     #[inline]
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
-        let id = BlockId::from_block(block);
-        self.count_free(id, || self.inner.deallocate_with_state(block))
+        let (core, id) = (&self.statistics.0, BlockId::from_block(block));
+        let live = core.live.take(id.generation)?;
+        let result = self.inner.deallocate_with_state(block);
+        let is_freed = match &result {
+            Ok(_) => true,
+            Err(error) => live.is_some() && !error.is_refused_free(id, &self.inner),
+        };
+        if is_freed {
+            core.freed(id.generation, live);
+        }
+        result
     }
 
     fn finish_block_uses(
