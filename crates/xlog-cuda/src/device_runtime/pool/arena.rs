@@ -242,6 +242,26 @@ impl Arena {
         }
     }
 
+    /// [`Arena::free`] of a block whose last work, at `stamp`, may be older than that of earlier frees.
+    pub(super) fn free_since(
+        &mut self,
+        freed: FreedBlock<'_>,
+        stamp: u64,
+        capacity: u64,
+        table: &BlockTable,
+    ) {
+        self.last_free = self.last_free.max(stamp);
+        if self.magazine.push(freed.slot, freed.meta, freed.units, capacity) {
+            return;
+        }
+        if CoalesceQueue::accepts(freed.units, capacity) {
+            // It pushes out a block that was freed later.
+            self.free_uncached(freed, self.last_free, capacity, table);
+        } else {
+            self.free_uncached(freed, stamp, capacity, table);
+        }
+    }
+
     /// Frees a block for which the magazine has no capacity.
     #[inline(never)]
     fn free_uncached(

@@ -19,6 +19,17 @@ impl PoolResource {
         meta: &BlockMeta,
         returned: bool,
     ) -> ResourceResult<()> {
+        self.free_to_arena_at(None, generation, meta, returned)
+    }
+
+    /// [`Self::free_to_arena`] of memory whose last work has this stamp of its own stream, if that is known.
+    fn free_to_arena_at(
+        &self,
+        last_work: Option<u64>,
+        generation: Generation,
+        meta: &BlockMeta,
+        returned: bool,
+    ) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         if let Err(error) = owner.check_not_capturing("pool free") {
             if returned {
@@ -45,8 +56,15 @@ impl PoolResource {
             }
             // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
             // stamp.
-            let (stamp, capacity) = (owner.stamp_free(), self.arenas.magazine_capacity());
-            arena.free(FreedBlock::of(generation, meta), stamp, capacity, &self.tracker.table);
+            let (freed, table) = (FreedBlock::of(generation, meta), &self.tracker.table);
+            let capacity = self.arenas.magazine_capacity();
+            match last_work {
+                None => arena.free(freed, owner.stamp_free(), capacity, table),
+                Some(stamp) => {
+                    owner.note_free(stamp);
+                    arena.free_since(freed, stamp, capacity, table);
+                }
+            }
         });
         // Not for a deferred free: the call that frees it does not name the stream.
         if returned && owner.needs_event(bytes) {
@@ -62,6 +80,24 @@ impl PoolResource {
         generation: Generation,
         meta: &BlockMeta,
     ) -> ResourceResult<()> {
+        self.free_ordered(None, generation, meta)
+    }
+
+    /// Frees a deferred block, which has the stamp of its free. Once the uses of other streams are complete, its last work is
+    /// that of the own stream before the free, whatever this has queued since.
+    fn free_deferred(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+        // For the race detector the block ends now.
+        let freed = self.observer.is_none().then(|| meta.stamps.last_write());
+        self.free_ordered(freed, generation, meta)
+    }
+
+    /// [`Self::free_in_order`] of a block that was freed at a stamp of its own stream, if that is known.
+    fn free_ordered(
+        &self,
+        freed: Option<u64>,
+        generation: Generation,
+        meta: &BlockMeta,
+    ) -> ResourceResult<()> {
         if let Some(sanitizer) = &self.sanitizer {
             return sanitizer.waiting.push(&self.tracker, generation, meta);
         }
@@ -72,13 +108,15 @@ impl PoolResource {
             self.deferred_frees.keep_failed(generation);
             return Err(error);
         }
-        self.free_to_arena(generation, meta, false)
+        // The waits belong to the own stream, at its stamp of now.
+        let last_work = freed.filter(|_| outstanding.is_empty());
+        self.free_to_arena_at(last_work, generation, meta, false)
     }
 
-    /// Frees up to `count` deferred blocks whose uses have completed.
-    pub(super) fn free_completed(&self, count: usize) -> ResourceResult<()> {
-        let free = |generation, meta: &BlockMeta| self.free_in_order(generation, meta);
-        self.deferred_frees.free_completed(count, &self.tracker, free)
+    /// Frees deferred blocks whose uses have completed, until it has met `pending` others.
+    pub(super) fn free_completed(&self, pending: usize) -> ResourceResult<()> {
+        let free = |generation, meta: &BlockMeta| self.free_deferred(generation, meta);
+        self.deferred_frees.free_completed(pending, &self.tracker, free)
     }
 
     /// Frees all deferred blocks, with the waits that this needs.

@@ -87,6 +87,8 @@ impl UseTracking for PoolResource {
             return self.free_in_order(generation, meta);
         }
         let owner = self.tracker.owner_stream(meta)?;
+        // The free is a write of the own stream, after all that this has queued for the block.
+        meta.stamps.stamp(true, owner.clock().now());
         let streams = &self.tracker.streams;
         let at_once = meta.with_uses(|uses| uses.is_ordered_before(streams, owner));
         if at_once || !self.deferred_frees.defer(generation) {

@@ -35,9 +35,9 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
-/// Deferred frees that a request checks for completion.
+/// Deferred frees that a request may find pending while it frees those that have completed.
 const DEFERRED_PER_REQUEST: usize = 2;
-/// Deferred frees that a request checks before it takes memory of other streams, or grows.
+/// The same before it takes memory of other streams, or grows.
 const DEFERRED_PER_SCAN: usize = 64;
 /// Arenas that a scan visits for one credit, if no other thread owns them.
 const ARENAS_PER_CREDIT: u32 = 16;
@@ -203,15 +203,15 @@ impl SlowPath<'_> {
         self.skipped.unless_lost(outcome)
     }
 
-    /// Frees up to `count` deferred blocks whose uses have completed, unless another thread does so now.
-    pub(super) fn free_completed(&self, count: usize) -> bool {
+    /// Frees deferred blocks whose uses have completed until it has met `pending` others, unless another thread does so now.
+    pub(super) fn free_completed(&self, pending: usize) -> bool {
         let pool = self.pool;
         if pool.config.reuse.opportunistic
             && pool.deferred_frees.has_deferred()
             && let Some(_reaper) = pool.deferred_frees.try_reaper_lock()
         {
             // A failed free stays with its block, and a reap reports it.
-            let _ = pool.free_completed(count);
+            let _ = pool.free_completed(pending);
             return true;
         }
         false

@@ -68,6 +68,11 @@ impl OwnStamps {
         }
     }
 
+    /// The stamp of the last write; of a returned block that of its free.
+    pub(crate) fn last_write(&self) -> u64 {
+        self.write.load(Ordering::Acquire)
+    }
+
     /// Removes the stamps of writes and of reads. The block's lock is held and the block is inflated.
     pub(crate) fn swap_out(&self) -> (u64, u64) {
         (self.write.swap(0, Ordering::AcqRel), self.read.swap(0, Ordering::AcqRel))

@@ -1,6 +1,7 @@
 //! Returned blocks that are not freed yet: other streams still use them, or their free failed.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_driver::sync::{Mutex, MutexGuard};
@@ -60,31 +61,41 @@ impl DeferredFrees {
         removed
     }
 
-    /// Removes up to `count` of the deferred blocks, the oldest first, and passes each to `body`, which may defer it
-    /// again.
-    fn drain_up_to(&self, count: usize, mut body: impl FnMut(Generation)) {
-        for _ in 0..count.min(self.deferred_count.load(Ordering::Acquire)) {
+    /// Removes the deferred blocks, the oldest first, and passes each to `body`, which may defer it again, until that
+    /// breaks.
+    fn drain(&self, mut body: impl FnMut(Generation) -> ControlFlow<()>) {
+        for _ in 0..self.deferred_count.load(Ordering::Acquire) {
             let mut deferred = self.deferred.lock();
             let Some(oldest) = deferred.pop_front() else { return };
             self.deferred_count.store(deferred.len(), Ordering::Release);
             drop(deferred);
-            body(oldest);
+            if body(oldest).is_break() {
+                return;
+            }
         }
     }
 
-    /// Frees up to `count` deferred blocks whose uses have completed.
+    /// Frees deferred blocks whose uses have completed, the oldest first, until it has met `pending` others. Each block is
+    /// freed once, so only those that are met in vain cost extra.
     pub(crate) fn free_completed(
         &self,
-        count: usize,
+        pending: usize,
         tracker: &Tracker,
         mut free: impl FnMut(Generation, &BlockMeta) -> ResourceResult<()>,
     ) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        self.drain_up_to(count, |generation| {
-            let Some(meta) = tracker.table.at(generation) else { return };
-            if tracker.is_complete(meta) || !self.defer(generation) {
+        let mut left = pending;
+        self.drain(|generation| {
+            let Some(meta) = tracker.table.at(generation) else { return ControlFlow::Continue(()) };
+            if tracker.is_complete(meta) {
+                keep_first(&mut outcome, free(generation, meta));
+                return ControlFlow::Continue(());
+            }
+            if !self.defer(generation) {
                 keep_first(&mut outcome, free(generation, meta));
             }
+            left = left.saturating_sub(1);
+            if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
         outcome
     }
@@ -96,10 +107,11 @@ impl DeferredFrees {
         mut free: impl FnMut(Generation, &BlockMeta) -> ResourceResult<()>,
     ) -> ResourceResult<()> {
         let mut outcome = Ok(());
-        self.drain_up_to(usize::MAX, |generation| {
+        self.drain(|generation| {
             if let Some(meta) = tracker.table.at(generation) {
                 keep_first(&mut outcome, free(generation, meta));
             }
+            ControlFlow::Continue(())
         });
         outcome
     }
