@@ -27,9 +27,10 @@ use crate::stream::RawStream;
 
 /// The maximum of handles that one request moves, unless it is large: they take about 2 ms. With fewer it also creates some.
 const MAX_MOVED: usize = 32;
-/// A free range is extended in place if it is at least 1/MIN_EXTENDED of the request.
+/// A request extends a free range in place if that is at least 1/MIN_EXTENDED of it. With any range, a log of a dataframe program
+/// holds 1.24 instead of 1.21 of its peak.
 const MIN_EXTENDED: u64 = 4;
-/// Requests of this size have handles of their own.
+/// A request of this size, which has handles of its own, extends any free range: a recorded training holds 1.008 instead of 1.014.
 const LARGE_BLOCK: u64 = 32 << 20;
 /// Ranges that a search looks at for one credit.
 const RANGES_PER_CREDIT: usize = 64;
@@ -128,21 +129,19 @@ impl SlowPath<'_> {
             return Some((moving, plan.uses));
         }
         // A free range that is large enough would be where the fewest bytes are missing.
-        if plan.stays < self.size / MIN_EXTENDED {
+        let minimum = if self.size >= LARGE_BLOCK { 1 } else { self.size / MIN_EXTENDED };
+        if plan.stays < minimum {
             return None;
         }
         let extending = self.span_request(0);
         let plan = segments.plan(free.memory(), extending)?;
-        (plan.fresh <= self.size - self.size / MIN_EXTENDED).then_some((extending, plan.uses))
+        (plan.fresh <= self.size - minimum).then_some((extending, plan.uses))
     }
 
-    /// The free bytes that are worth a remap: half of a request whose handles are shared, little of a larger one.
+    /// The free bytes that are worth a remap: 1/16 of a request. If requests below 32 MiB need half, a recorded generation by Llama
+    /// holds 1.049 instead of 1.037.
     fn minimum_free(&self) -> u64 {
-        match self.size {
-            UNBOUNDED.. => self.size / 128,
-            LARGE_BLOCK.. => self.size / 20,
-            _ => self.size / 2,
-        }
+        self.size / if self.size >= UNBOUNDED { 128 } else { 16 }
     }
 
     /// Whether a search or a remap of `cost` may be made.
