@@ -3,9 +3,10 @@
 //! Capacities are powers of two. A round is one kernel. Each round of a batch has a counter of its own in the state: it extends as many pairs as
 //! its counter says, and counts what it finds in the next one. A batch of rounds is queued at once, kernel by kernel or as one graph; the host
 //! then reads the counters, and queues a further, short batch if the last one is not 0. Rounds after the last one find no pair and do nothing, so
-//! the first batch is as long as the longest run so far: mostly a run is one batch and one read. If something did not fit, capacities are
-//! doubled and the run begins anew. Graphs are captured again for new capacities; that of the first batch also when it becomes longer.
-//! Both forms queue the same kernels through the same code, and read at the same rounds.
+//! the first batch is as long as the longest run so far: mostly a run is one batch and one read. Each of its kernels has threads for the pairs that
+//! its round has extended so far: with a thread for every pair that fits, kernels of few pairs would keep those of other runs from the processors.
+//! If something did not fit, capacities are doubled and the run begins anew. Graphs are captured again for new capacities; that of the first batch
+//! also when it becomes longer. Both forms queue the same kernels through the same code, and read at the same rounds.
 //!
 //! A run begins and finishes in two calls, and the first one never waits. So one host thread can have runs of several programs in flight, each on a
 //! stream of its own.
@@ -103,11 +104,11 @@ impl Buffers {
     }
 
     /// The buffers of a round of a batch.
-    fn round(&self, number: usize) -> Round<'_> {
+    fn round(&self, number: usize, expected: usize) -> Round<'_> {
         let [even, odd] = &self.pairs;
         let (pairs, fresh) = if number.is_multiple_of(2) { (even, odd) } else { (odd, even) };
         let Self { table, set, state, .. } = self;
-        Round { number, pairs, fresh, table, set, state }
+        Round { number, expected, pairs, fresh, table, set, state }
     }
 }
 
@@ -134,6 +135,8 @@ pub struct FixedFixpoint<'s> {
     capacity: Capacity,
     /// Rounds of the first batch.
     batch: usize,
+    /// The pairs that each round has extended, of the run that made the first batch as long as it is.
+    lengths: Vec<usize>,
     edges: Column<u64>,
     buffers: Buffers,
     graphs: Option<Graphs>,
@@ -172,7 +175,15 @@ pub struct FixedRun {
 struct Closed {
     /// Pairs in the set.
     entries: usize,
-    rounds: usize,
+    /// The pairs that each round has extended.
+    lengths: Vec<usize>,
+}
+
+impl Closed {
+    /// The number of rounds that found pairs.
+    fn rounds(&self) -> usize {
+        self.lengths.iter().filter(|length| **length > 0).count()
+    }
 }
 
 impl<'s> FixedFixpoint<'s> {
@@ -186,7 +197,7 @@ impl<'s> FixedFixpoint<'s> {
         let stream = session.stream(0);
         let edges = session.alloc::<u64>(stream, rows, "fixpoint edges")?;
         let (begun, batch) = (Capture::begin(session), BATCH);
-        let rounds = Rounds { session, stream, edges: &edges, batch };
+        let rounds = Rounds { session, stream, edges: &edges, batch, lengths: &[] };
         let (buffers, graphs) = rounds.build(form, capacity)?;
         let mut program = Self {
             session,
@@ -194,6 +205,7 @@ impl<'s> FixedFixpoint<'s> {
             rows,
             capacity,
             batch,
+            lengths: Vec::new(),
             edges,
             buffers,
             graphs,
@@ -244,9 +256,9 @@ impl<'s> FixedFixpoint<'s> {
         let running = self.running.take().ok_or_else(missing)?;
         let mut reads = 0;
         for _ in 0..MAX_DOUBLINGS {
-            if let Some(Closed { entries, rounds }) = self.close(&mut reads)? {
-                let result = self.collect(entries)?;
-                self.lengthen(rounds)?;
+            if let Some(closed) = self.close(&mut reads)? {
+                let (result, rounds) = (self.collect(closed.entries)?, closed.rounds());
+                self.lengthen(closed)?;
                 let graphs = if self.form == Form::Graph { reads as usize } else { 0 };
                 let launches = self.launches() - running.launches + graphs;
                 return Ok(FixedRun { result, rounds: rounds as u32, reads, launches });
@@ -263,8 +275,8 @@ impl<'s> FixedFixpoint<'s> {
     }
 
     fn rounds(&self) -> Rounds<'_> {
-        let Self { session, stream, edges, batch, .. } = self;
-        Rounds { session, stream: *stream, edges, batch: *batch }
+        let Self { session, stream, edges, batch, lengths, .. } = self;
+        Rounds { session, stream: *stream, edges, batch: *batch, lengths }
     }
 
     fn queue_first(&self) -> Result<()> {
@@ -288,7 +300,7 @@ impl<'s> FixedFixpoint<'s> {
             // The last counter is the first one of the next batch, and counted there.
             let Some((left, extended)) = found.split_last() else { return Ok(None) };
             closed.entries += extended.iter().sum::<u64>() as usize;
-            closed.rounds += extended.iter().filter(|pairs| **pairs > 0).count();
+            closed.lengths.extend(extended.iter().map(|pairs| *pairs as usize));
             if *left == 0 {
                 return Ok(Some(closed));
             }
@@ -311,12 +323,14 @@ impl<'s> FixedFixpoint<'s> {
         Ok(())
     }
 
-    /// Makes the first batch long enough for a run that took more than one; its graph is captured again, in the same memory.
-    fn lengthen(&mut self, rounds: usize) -> Result<()> {
-        let batch = batch_for(rounds);
-        if batch <= self.batch {
+    /// Makes the first batch long enough for a run that took more than one, with threads for its pairs; the graph is captured again, in the same
+    /// memory. The first run does so in any case.
+    fn lengthen(&mut self, closed: Closed) -> Result<()> {
+        let batch = batch_for(closed.rounds()).max(self.batch);
+        if batch == self.batch && !self.lengths.is_empty() {
             return Ok(());
         }
+        self.lengths = closed.lengths;
         let begun = Capture::begin(self.session);
         let longer = Rounds { batch, ..self.rounds() };
         let capture = |graphs: &Graphs| {
@@ -403,6 +417,8 @@ struct Rounds<'a> {
     stream: StreamId,
     edges: &'a Column<u64>,
     batch: usize,
+    /// The pairs that each round of the first batch is likely to extend; as many as fit where there is none.
+    lengths: &'a [usize],
 }
 
 impl Rounds<'_> {
@@ -454,7 +470,7 @@ impl Rounds<'_> {
     /// Begins a run, and queues its first batch.
     fn queue_first(self, buffers: &Buffers) -> Result<()> {
         queue_start(self.session, self.stream, self.edges, buffers)?;
-        self.queue_rounds(buffers, self.batch)
+        self.queue_rounds(buffers, self.batch, self.lengths)
     }
 
     /// Queues a batch that goes on from the one before.
@@ -467,12 +483,14 @@ impl Rounds<'_> {
             .moves(state.size_bytes() * 2)
             // SAFETY: the launch names the buffer.
             .run(|kernels, stream| unsafe { kernels.next_batch(stream, state) })?;
-        self.queue_rounds(buffers, BATCH)
+        self.queue_rounds(buffers, BATCH, &[])
     }
 
-    fn queue_rounds(self, buffers: &Buffers, rounds: usize) -> Result<()> {
-        (0..rounds)
-            .try_for_each(|number| queue_extend(self.session, self.stream, buffers.round(number)))
+    fn queue_rounds(self, buffers: &Buffers, rounds: usize, lengths: &[usize]) -> Result<()> {
+        (0..rounds).try_for_each(|number| {
+            let expected = lengths.get(number).copied().unwrap_or(usize::MAX);
+            queue_extend(self.session, self.stream, buffers.round(number, expected))
+        })
     }
 }
 
@@ -484,7 +502,7 @@ fn queue_start(
     edges: &Column<u64>,
     buffers: &Buffers,
 ) -> Result<()> {
-    let first = buffers.round(0);
+    let first = buffers.round(0, edges.len());
     let Round { pairs, table, set, state, .. } = first;
     session
         .launch("clear_fixpoint", stream)

@@ -28,6 +28,9 @@ const BUCKET: usize = 8;
 /// The maximum number of threads of a round: about a thousand for each processor of a large GPU. Beyond, each takes several pairs.
 const MAX_THREADS: usize = 1 << 17;
 
+/// The minimum number, for a round that finds more than is expected.
+const MIN_THREADS: usize = 1 << 11;
+
 /// The maximum number of threads that clear the tables.
 const MAX_CLEARING: usize = 1 << 18;
 
@@ -47,6 +50,8 @@ pub const fn state_words(rounds: usize) -> usize {
 pub struct Round<'a> {
     /// The number of the round in its batch.
     pub number: usize,
+    /// How many pairs it is likely to extend: for so many it has threads.
+    pub expected: usize,
     /// The pairs to extend.
     pub pairs: &'a Column<u64>,
     /// Where new pairs go; as long as `pairs`.
@@ -134,7 +139,7 @@ impl Kernels {
 
     /// Extends each pair by the edges that go on from it, and keeps what the set did not have.
     pub unsafe fn extend_pairs(&self, stream: &DeviceStream, round: Round<'_>) -> Result<()> {
-        let Round { number, pairs, fresh, table, set, state } = round;
+        let Round { number, expected, pairs, fresh, table, set, state } = round;
         let capacity = pairs.len().min(fresh.len());
         let arguments = [
             reads(pairs),
@@ -164,7 +169,8 @@ impl Kernels {
                 }
             }
         };
-        let grid = Grid::rows(capacity.min(MAX_THREADS));
+        let threads = expected.checked_next_power_of_two().unwrap_or(capacity).min(capacity);
+        let grid = Grid::rows(threads.clamp(MIN_THREADS, MAX_THREADS));
         // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
         unsafe { self.launch(stream, "extend_pairs", grid, arguments, twin) }
     }
