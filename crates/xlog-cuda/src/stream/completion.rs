@@ -11,13 +11,13 @@ use super::raw::{RawStream, is_capture_refusal};
 use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
 use crate::device_wait;
 
-/// The bytes that become free on a stream whose handle has escaped before an event is recorded for them, and the bytes that a block counts for at least.
+/// Bytes freed between two events on a stream whose handle has escaped; each free counts at least [`MIN_FREE`].
 const FREE_PER_EVENT: u64 = 1 << 20;
 const MIN_FREE: u64 = FREE_PER_EVENT / 64;
 
-/// How many frees record events after another call has asked, and after the handle has escaped. Without it each pair of a large block would cost an
-/// event.
-const FREES_PER_ASK: u32 = 256;
+/// After a poll by another call, so many frees record an event for each [`FREE_PER_EVENT`]. Then they stop, so a loop of large blocks pays no event for
+/// each free.
+const FREES_PER_POLL: u32 = 256;
 
 /// The answer of [`RawStream::poll`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,7 +29,7 @@ pub(crate) enum Completion {
 }
 
 impl RawStream {
-    /// The stamp of memory that becomes free now. Read under the lock of what it becomes free in.
+    /// The stamp of memory that becomes free now. The caller holds the lock of the arena that gets the memory.
     #[inline]
     pub(crate) fn stamp_free(&self) -> u64 {
         let now = self.clock.now();
@@ -45,21 +45,22 @@ impl RawStream {
         }
     }
 
-    /// Lets the next frees record events, for other calls that ask.
-    pub(super) fn expect_asks(&self) {
-        self.asked_frees.store(FREES_PER_ASK, Ordering::Relaxed);
+    /// Lets the next frees record events, for polls by calls that do not name this stream.
+    pub(crate) fn arm_free_events(&self) {
+        self.frees_with_events.store(FREES_PER_POLL, Ordering::Relaxed);
     }
 
-    /// After a call that names this stream has freed `bytes`. True if other calls ask for what becomes free, and enough did for an event.
+    /// After a call that names this stream has freed `bytes`: true if other calls poll this stream, and [`FREE_PER_EVENT`] became free since the last
+    /// event.
     #[inline]
     pub(crate) fn needs_event(&self, bytes: usize) -> bool {
-        self.asked_frees.load(Ordering::Relaxed) != 0 && self.count_free(bytes as u64)
+        self.frees_with_events.load(Ordering::Relaxed) != 0 && self.count_free(bytes as u64)
     }
 
     #[cold]
     fn count_free(&self, bytes: u64) -> bool {
-        let asked = self.asked_frees.load(Ordering::Relaxed);
-        self.asked_frees.store(asked.saturating_sub(1), Ordering::Relaxed);
+        let left = self.frees_with_events.load(Ordering::Relaxed);
+        self.frees_with_events.store(left.saturating_sub(1), Ordering::Relaxed);
         let bytes = bytes.max(MIN_FREE);
         let before = self.free_without_event.fetch_add(bytes, Ordering::Relaxed);
         let is_enough = before.saturating_add(bytes) >= FREE_PER_EVENT;
@@ -74,7 +75,7 @@ impl RawStream {
         self.poll_by(stamp, |driver, event| driver.event_query(event))
     }
 
-    /// [`RawStream::poll`]; the host waits for an event that has completed, as [`RawStream::synchronize_if_complete`] does.
+    /// [`RawStream::poll`] that also synchronizes a completed event: the driver's pool releases memory only after that.
     pub(crate) fn poll_waiting(&self, stamp: u64) -> Completion {
         self.poll_by(stamp, synchronize_complete)
     }
@@ -112,7 +113,7 @@ impl RawStream {
 
     /// Whether the last work on all memory that became free here has completed. Never waits. For a call that need not name this stream.
     pub(crate) fn poll_freed(&self) -> bool {
-        let Some(stamp) = self.ask_freed() else { return self.poll_tail() };
+        let Some(stamp) = self.begin_poll() else { return self.poll_tail() };
         self.poll_events();
         match self.poll(stamp) {
             Completion::Unrecorded => self.poll_escaped_tail(),
@@ -122,16 +123,17 @@ impl RawStream {
 
     /// A stamp, covered by an event, of everything that became free here. For a call that need not name this stream.
     pub(crate) fn stamp_freed(&self, counters: &StripedCounters) -> DriverResult<u64> {
-        match self.ask_freed() {
+        match self.begin_poll() {
             Some(stamp) if self.poll(stamp) != Completion::Unrecorded => Ok(stamp),
             _ => self.record(counters),
         }
     }
 
-    /// The stamp of the memory that became free last, if the handle has escaped. From now on frees record events for the calls that ask.
-    pub(crate) fn ask_freed(&self) -> Option<u64> {
+    /// Begins a poll by a call that need not name this stream: returns the stamp of the memory that became free last if the handle has escaped, and lets the
+    /// next frees record events.
+    fn begin_poll(&self) -> Option<u64> {
         self.handle_escaped().then(|| {
-            self.expect_asks();
+            self.arm_free_events();
             self.last_free.load(Ordering::Acquire)
         })
     }
@@ -243,7 +245,7 @@ impl RawStream {
         counters: &StripedCounters,
         wait: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
     ) -> DriverResult<bool> {
-        if let Some(stamp) = self.ask_freed() {
+        if let Some(stamp) = self.begin_poll() {
             if self.clock.is_complete(stamp) {
                 return Ok(true);
             }

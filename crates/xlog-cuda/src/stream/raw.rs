@@ -7,13 +7,13 @@
 //! - A capture of the runtime begins between driver calls: a call under a [`CallGuard`] is over before the capture begins.
 //! - A capture of other code may begin at any time on a stream whose handle has escaped. So such a stream is never queried, and an event that is
 //!   recorded on it counts only after the driver has confirmed that no capture took it. Queries of confirmed events break no capture.
-//! - Driver 580 may crash when an event is recorded on such a stream while another thread begins or ends a capture there. So once other calls ask what
-//!   has completed ([`RawStream::poll_freed`]), the frees, which name the stream, record events for them.
+//! - Driver 580 may crash when an event is recorded on such a stream while another thread begins or ends a capture there. So frees, which name the
+//!   stream, record events: for 256 frees after the handle is taken, and after each poll by another call ([`RawStream::poll_freed`]).
 //! - Before a capture of the runtime begins, an event is recorded at the tail: other streams can wait for earlier work during the capture.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use xlog_driver::sync::scheduling_point;
 use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
@@ -54,8 +54,8 @@ pub(crate) struct RawStream {
     pub(super) last_free: AtomicU64,
     /// The bytes that became free after the last event, since the handle has escaped.
     pub(super) free_without_event: AtomicU64,
-    /// How many more frees record events for other calls, which have asked.
-    pub(super) asked_frees: AtomicU32,
+    /// How many more frees record events for polls by other calls.
+    pub(super) frees_with_events: AtomicU32,
     pub(super) device: Arc<CudaDevice>,
 }
 
@@ -106,7 +106,7 @@ impl RawStream {
             captured_tail,
             last_free,
             free_without_event,
-            asked_frees: AtomicU32::new(0),
+            frees_with_events: AtomicU32::new(0),
             device,
             driver,
         }
@@ -141,13 +141,20 @@ impl RawStream {
 
     /// From now on other code may capture this stream.
     pub(crate) fn mark_handle_escaped(&self) {
-        if !self.handle_escaped() {
-            self.clock.header().mark_handle_escaped();
-            std::sync::atomic::fence(Ordering::SeqCst);
-            // What became free before did not note its stamp.
-            self.note_free(self.clock.now());
-            self.expect_asks();
+        let header = self.clock.header();
+        if header.handle_is_known() {
+            return;
         }
+        // What became free so far did not note its stamp, nor does what becomes free before the mark is seen.
+        self.note_last_free();
+        header.mark_handle_escaped();
+        fence(Ordering::SeqCst);
+        self.note_last_free();
+        self.arm_free_events();
+    }
+
+    fn note_last_free(&self) {
+        self.last_free.fetch_max(self.clock.now(), Ordering::AcqRel);
     }
 
     /// Refuses a stream under capture: its work does not run now, so no stamp can stand for it.
@@ -185,6 +192,8 @@ impl RawStream {
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
             self.ask(covers, event);
         }
+        // For reaps during the capture: the event at the tail covers all memory that is free by now.
+        self.last_free.fetch_max(begun.covers, Ordering::AcqRel);
         self.captured_tail.store(begun.covers, Ordering::Release);
         Ok(())
     }

@@ -177,6 +177,7 @@ fn a_block_larger_than_announced_is_charged_what_it_is_or_given_back() {
     assert_eq!((rows.bytes, budget.reserved_bytes()), (456, 456));
     assert_eq!(allocate(&budget, 500).err(), refusal(556, 544));
     assert_eq!((budget.reserved_bytes(), inner.used()), (456, 456));
+    assert!(format!("{budget:?}").contains("in_flight: 0"), "{budget:?}");
     let keys = allocate(&budget, 488).unwrap();
     assert_eq!(budget.remaining(), 0);
     budget.deallocate_batch(vec![rows, keys]).unwrap();

@@ -132,7 +132,13 @@ impl Frees {
             .into_iter()
             .take_while(|&stamp| stream.poll_waiting(stamp) == Completion::Complete)
             .last();
-        let done = self.with(stream, |frees| frees.take_batches(complete.unwrap_or(0)));
+        let done = self.with(stream, |frees| {
+            let done = frees.take_batches(complete.unwrap_or(0));
+            // The host has waited for the event of the last free; a stream whose handle others have is asked no further.
+            let all_seen = frees.batches.is_empty() && frees.loose.is_empty() && !done.is_empty();
+            frees.unseen &= !(all_seen && stream.handle_escaped());
+            done
+        });
         if !self.with(stream, |frees| frees.loose.is_empty()) {
             match stream.record(counters) {
                 Ok(covers) => self.with(stream, |frees| {
@@ -152,21 +158,22 @@ impl Frees {
         Ok(done)
     }
 
-    /// Waits for everything queued on `stream`, and returns what was freed there.
+    /// Waits for everything that was freed on `stream`, and returns it.
     pub(super) fn synchronize(
         &self,
         stream: &RawStream,
         counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
-        let (end, unseen, has_loose, last_batch) = self.with(stream, |frees| {
-            let last_batch = frees.batches.back().map_or(0, |(stamp, _)| *stamp);
+        let (end, unseen, covered) = self.with(stream, |frees| {
             let unseen = std::mem::take(&mut frees.unseen);
-            (frees.end(), unseen, !frees.loose.is_empty(), last_batch)
+            let last_batch = frees.batches.back().map(|(stamp, _)| *stamp);
+            (frees.end(), unseen, last_batch.filter(|_| frees.loose.is_empty()))
         });
-        // On a stream that other code may begin to capture now an event is recorded only for loose frees.
-        let synchronized = match stream.handle_escaped() && !has_loose {
-            true => stream.synchronize_up_to(last_batch).map(|_| last_batch),
-            false => stream.synchronize(counters),
+        // On a stream that other code may begin to capture now an event is recorded only for what none covers.
+        let synchronized = match covered.filter(|_| stream.handle_escaped()) {
+            Some(last_batch) => stream.synchronize_up_to(last_batch).map(|_| last_batch),
+            None if !unseen && stream.handle_escaped() => return Ok(Vec::new()),
+            None => stream.synchronize(counters),
         };
         let synchronized = synchronized.inspect_err(|_| {
             self.with(stream, |frees| frees.unseen |= unseen);

@@ -265,7 +265,7 @@ impl AsyncCudaResource {
         for stream in
             self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
         {
-            stream.ask_freed();
+            stream.arm_free_events();
             match completed(stream) {
                 Ok(done) => self.freed(&done),
                 Err(error) => outcome = outcome.and(Err(error.into())),

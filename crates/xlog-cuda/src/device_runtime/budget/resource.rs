@@ -211,6 +211,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
         // Recorded with what was charged, so that the free releases it whenever it completes.
         self.core.record(block.generation, &charge);
+        self.core.quotas.end(charge.bytes);
         let _ = self.deallocate(block);
         Err(Outcome::Larger(real))
     }

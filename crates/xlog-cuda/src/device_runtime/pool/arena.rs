@@ -255,7 +255,7 @@ impl Arena {
             return;
         }
         if CoalesceQueue::accepts(freed.units, capacity) {
-            // It pushes out a block that was freed later.
+            // The queue frees its oldest block with this stamp, and that block may have been freed after `stamp`.
             self.free_uncached(freed, self.last_free, capacity, table);
         } else {
             self.free_uncached(freed, stamp, capacity, table);

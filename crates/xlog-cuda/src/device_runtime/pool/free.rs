@@ -10,6 +10,7 @@ use crate::device_runtime::ordering::block::block_meta::BlockMeta;
 use crate::device_runtime::ordering::tracking::tracker::Retired;
 use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
+use crate::stream::RawStream;
 
 impl PoolResource {
     /// Returns the memory of a retired block to its arena. Its own stream is ordered after all uses.
@@ -22,7 +23,7 @@ impl PoolResource {
         self.free_to_arena_at(None, generation, meta, returned)
     }
 
-    /// [`Self::free_to_arena`] of memory whose last work has this stamp of its own stream, if that is known.
+    /// [`Self::free_to_arena`]; `last_work` is the own stream's stamp of the last work, and `None` takes the current stamp.
     fn free_to_arena_at(
         &self,
         last_work: Option<u64>,
@@ -67,9 +68,8 @@ impl PoolResource {
             }
         });
         // Not for a deferred free: the call that frees it does not name the stream.
-        if returned && owner.needs_event(bytes) {
-            // A stream that cannot record keeps its memory.
-            let _ = owner.record(&self.tracker.counters);
+        if returned {
+            self.record_if_polled(owner, bytes);
         }
         Ok(())
     }
@@ -83,8 +83,8 @@ impl PoolResource {
         self.free_ordered(None, generation, meta)
     }
 
-    /// Frees a deferred block, which has the stamp of its free. Once the uses of other streams are complete, its last work is
-    /// that of the own stream before the free, whatever this has queued since.
+    /// Frees a deferred block whose uses have completed. The memory keeps the stamp of the free: later work of the own stream does not touch
+    /// it.
     fn free_deferred(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         // For the race detector the block ends now.
         let freed = self.observer.is_none().then(|| meta.stamps.last_write());
@@ -178,8 +178,22 @@ impl PoolResource {
 
     /// Frees a returned block that other streams have used.
     pub(super) fn free_used(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
-        self.count_free(meta.owner())?;
-        self.free(generation, meta)
+        // Read before: the metadata may end with the free.
+        let (owner, bytes) = (meta.owner(), meta.bytes());
+        self.count_free(owner)?;
+        let freed = self.free(generation, meta);
+        if let Some(owner) = self.tracker.streams.at(owner) {
+            self.record_if_polled(owner, bytes);
+        }
+        freed
+    }
+
+    /// After a call that names the stream has freed `bytes` there: records an event if other calls poll the stream.
+    fn record_if_polled(&self, owner: &RawStream, bytes: usize) {
+        if owner.needs_event(bytes) {
+            // A stream that cannot record keeps its memory.
+            let _ = owner.record(&self.tracker.counters);
+        }
     }
 
     pub(super) fn count_free(&self, owner: u32) -> ResourceResult<()> {

@@ -37,7 +37,7 @@ use crate::stream::RawStream;
 
 /// Deferred frees that a request may find pending while it frees those that have completed.
 const DEFERRED_PER_REQUEST: usize = 2;
-/// The same before it takes memory of other streams, or grows.
+/// Deferred frees that may be found pending before the pool scans other streams or grows.
 const DEFERRED_PER_SCAN: usize = 64;
 /// Arenas that a scan visits for one credit, if no other thread owns them.
 const ARENAS_PER_CREDIT: u32 = 16;

@@ -125,6 +125,30 @@ fn reaps_and_trims_record_no_event_on_a_stream_that_other_code_may_capture() {
 }
 
 #[test]
+fn a_handle_that_is_taken_during_a_capture_is_still_known_after_it() {
+    for_each_device(|device| {
+        for runtime in runtimes(device) {
+            let memory = manager(&runtime);
+            let stream = runtime.stream_pool().lease().unwrap();
+            let mut taken = None;
+            let captured = runtime.capture(stream.id(), |scope| {
+                taken = Some(stream.handle());
+                let inside = memory.on_stream(scope.id()).alloc::<u8>(BYTES)?;
+                fill(&runtime, scope.id(), &inside, 1)
+            });
+            drop(captured.unwrap());
+            let (handle, graphs) = (taken.unwrap(), device.driver().graphs().unwrap());
+            graphs.begin_capture(handle, CaptureMode::ThreadLocal).unwrap();
+            assert!(runtime.allocate(BYTES, stream.id(), AllocTag("rows")).is_err());
+            let graph = graphs.end_capture(handle).expect("the capture is whole");
+            // SAFETY: made above, and not used any more.
+            unsafe { graphs.graph_destroy(graph) }.unwrap();
+            assert_empty(&runtime);
+        }
+    });
+}
+
+#[test]
 fn a_capture_that_begins_beside_waits_of_another_thread_stays_whole() {
     for_each_device(|device| {
         for runtime in runtimes(device) {

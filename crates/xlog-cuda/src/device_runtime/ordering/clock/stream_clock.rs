@@ -86,6 +86,11 @@ impl ClockHeader {
         self.escaped.load(Ordering::Acquire) != 0
     }
 
+    /// Whether other code has the handle; [`ClockHeader::handle_escaped`] is also true during a capture of the runtime.
+    pub(crate) fn handle_is_known(&self) -> bool {
+        self.escaped.load(Ordering::Acquire) & 1 != 0
+    }
+
     pub(crate) fn mark_handle_escaped(&self) {
         self.escaped.fetch_or(1, Ordering::Release);
     }

@@ -75,8 +75,8 @@ impl DeferredFrees {
         }
     }
 
-    /// Frees deferred blocks whose uses have completed, the oldest first, until it has met `pending` others. Each block is
-    /// freed once, so only those that are met in vain cost extra.
+    /// Frees completed deferred blocks from the front; stops after `pending` blocks that are still in use, which move to the back. Each block is
+    /// freed once, so only those in use cost extra.
     pub(crate) fn free_completed(
         &self,
         pending: usize,
