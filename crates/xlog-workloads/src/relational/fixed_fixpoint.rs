@@ -3,10 +3,10 @@
 //! Capacities are powers of two. A round is one kernel. Each round of a batch has a counter of its own in the state: it extends as many pairs as
 //! its counter says, and counts what it finds in the next one. A batch of rounds is queued at once, kernel by kernel or as one graph; the host
 //! then reads the counters, and queues a further, short batch if the last one is not 0. Rounds after the last one find no pair and do nothing, so
-//! the first batch is as long as the longest run so far: mostly a run is one batch and one read. Each of its kernels has threads for the pairs that
-//! its round has extended so far: with a thread for every pair that fits, kernels of few pairs would keep those of other runs from the processors.
-//! If something did not fit, capacities are doubled and the run begins anew. Graphs are captured again for new capacities; that of the first batch
-//! also when it becomes longer. Both forms queue the same kernels through the same code, and read at the same rounds.
+//! the first batch is as long as the longest run so far: mostly a run is one batch and one read. Each of its kernels has a thread for every pair that
+//! its round extended in the run that set the length: with a thread for every pair that fits, kernels of few pairs would keep those of other runs
+//! from the processors. If something did not fit, capacities are doubled and the run begins anew. Graphs are captured again for new capacities; that
+//! of the first batch also after the first run, and when it becomes longer. Both forms queue the same kernels through the same code, and read at the same rounds.
 //!
 //! A run begins and finishes in two calls, and the first one never waits. So one host thread can have runs of several programs in flight, each on a
 //! stream of its own.

@@ -35,7 +35,7 @@ use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 use crate::stream::{CallGuard, RawStream};
 
-/// Deferred frees that an allocation checks for completion.
+/// Deferred frees that an allocation may find pending while it frees those that have completed.
 const DEFERRED_PER_REQUEST: usize = 2;
 
 /// The driver's own pool: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
@@ -172,9 +172,9 @@ impl AsyncCudaResource {
             .free_all(&self.tracker, |generation, meta| self.free_in_order(generation, meta))
     }
 
-    /// Frees up to `count` deferred blocks whose uses have completed.
-    fn free_completed(&self, count: usize) -> ResourceResult<()> {
-        self.deferred_frees.free_completed(count, &self.tracker, |generation, meta| {
+    /// Frees deferred blocks whose uses have completed, until `pending` were found that are still in use.
+    fn free_completed(&self, pending: usize) -> ResourceResult<()> {
+        self.deferred_frees.free_completed(pending, &self.tracker, |generation, meta| {
             self.free_in_order(generation, meta)
         })
     }

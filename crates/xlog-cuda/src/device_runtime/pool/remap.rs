@@ -27,7 +27,7 @@ use crate::stream::RawStream;
 
 /// The maximum of handles that one request moves, unless it is large: they take about 2 ms. With fewer it also creates some.
 const MAX_MOVED: usize = 32;
-/// A request extends a free range in place if that is at least 1/MIN_EXTENDED of it. With any range, a log of a dataframe program
+/// A request extends a free range in place if that is at least 1/MIN_EXTENDED of it. Without this minimum, a log of a dataframe program
 /// holds 1.24 instead of 1.21 of its peak.
 const MIN_EXTENDED: u64 = 4;
 /// A request of this size, which has handles of its own, extends any free range: a recorded training holds 1.008 instead of 1.014.

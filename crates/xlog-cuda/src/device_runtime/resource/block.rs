@@ -197,8 +197,8 @@ pub struct AllocRequest {
     pub stream: StreamId,
     /// Its label.
     pub tag: AllocTag,
-    /// Whether every use will be prepared, also on the own stream. The memory may then have pending work: the first prepare makes the
-    /// use's stream wait for it, often without a wait.
+    /// Whether every use will be prepared, also on the own stream. The memory may then have pending work: the first prepare queues
+    /// the wait if one is missing.
     pub is_tracked: bool,
 }
 

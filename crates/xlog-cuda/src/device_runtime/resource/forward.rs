@@ -8,7 +8,7 @@ use super::{
     DeviceMemoryResource, ResourceResult, StreamId,
 };
 
-/// The methods that a decorator which adds no bytes to a block forwards to `$inner`, and whose defaults do not.
+/// Forwards to `$inner` the methods whose defaults do not forward, for a decorator that adds no bytes to a block.
 macro_rules! forward_plain {
     ($self:ident, $inner:expr) => {
         #[inline]

@@ -195,8 +195,7 @@ pub trait DeviceMemoryResource: Send + Sync {
         finish_one_by_one(self, uses, use_stream)
     }
 
-    /// [`allocate`](Self::allocate) with all that a request can ask for; out of a reservation, if there is one, without another check
-    /// of the budget that gave it.
+    /// Allocates what `request` describes. With a reservation, its bytes pay, and the budget that gave it checks nothing.
     ///
     /// The default asks [`allocate`](Self::allocate) for a plain request, and the inner resource for an alignment above [`MIN_ALIGN`] and
     /// out of a reservation. Its blocks are ordered at once: a decorator that does not work on the memory forwards the whole request,

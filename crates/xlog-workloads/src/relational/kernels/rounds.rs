@@ -28,7 +28,7 @@ const BUCKET: usize = 8;
 /// The maximum number of threads of a round: about a thousand for each processor of a large GPU. Beyond, each takes several pairs.
 const MAX_THREADS: usize = 1 << 17;
 
-/// The minimum number, for a round that finds more than is expected.
+/// The minimum number of threads of a round, which may extend more pairs than expected.
 const MIN_THREADS: usize = 1 << 11;
 
 /// The maximum number of threads that clear the tables.
@@ -50,7 +50,7 @@ pub const fn state_words(rounds: usize) -> usize {
 pub struct Round<'a> {
     /// The number of the round in its batch.
     pub number: usize,
-    /// How many pairs it is likely to extend: for so many it has threads.
+    /// How many pairs it is likely to extend; it gets about one thread for each.
     pub expected: usize,
     /// The pairs to extend.
     pub pairs: &'a Column<u64>,

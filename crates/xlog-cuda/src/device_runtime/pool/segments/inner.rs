@@ -4,7 +4,6 @@
 //! the last unit is never handed out, so that no range lies across two blocks. The account counts what the blocks are
 //! charged; the inner resource meters its own physical memory. No lock is held over a call of the inner resource.
 
-use crate::device_runtime::resource::MIN_ALIGN;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -12,8 +11,8 @@ use std::sync::Arc;
 use xlog_driver::sync::Mutex;
 
 use super::super::super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError,
-    ResourceResult, StreamId,
+    AllocTag, DeviceBlock, DeviceMemoryResource, MIN_ALIGN, PhysicalCap, PhysicalMeter,
+    ResourceError, ResourceResult, StreamId,
 };
 use super::account::Account;
 use super::config::SegmentConfig;
