@@ -139,9 +139,15 @@ impl SlowPath<'_> {
     }
 
     /// The free bytes that are worth a remap: 1/16 of a request. If requests below 32 MiB need half, a recorded generation by Llama
-    /// holds 1.049 instead of 1.037.
+    /// holds 1.049 instead of 1.037. They do where a wait for another stream is better than growth.
     fn minimum_free(&self) -> u64 {
-        self.size / if self.size >= UNBOUNDED { 128 } else { 16 }
+        let rather_waits = || self.pool.config.reuse.insert_waits && self.prefer_wait_over_growth();
+        let share = match self.size {
+            UNBOUNDED.. => 128,
+            ..LARGE_BLOCK if rather_waits() => 2,
+            _ => 16,
+        };
+        self.size / share
     }
 
     /// Whether a search or a remap of `cost` may be made.
