@@ -115,7 +115,7 @@ class Ledger:
                         _open_ledgers.add(self)
                         self._claims = _Claims(directory, base, key)
                         self._open(directory, key, limit, slots, shared)
-                        self._map = mmap.mmap(self._fd, _file_size(self._version, self._slots))
+                        self._map = self._mapped()
                         self._words = memoryview(self._map).cast("Q")
                     self._limit()
                     with self._file_lock():
@@ -229,6 +229,17 @@ class Ledger:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
             raise
+
+    def _mapped(self):
+        """Maps the file through a descriptor of its own: a killed process's mapping may outlive it, and would keep its lock."""
+        try:
+            apart = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            apart = os.dup(self._fd)
+        try:
+            return mmap.mmap(apart, _file_size(self._version, self._slots))
+        finally:
+            os.close(apart)
 
     def _file_lock(self):
         return _FileLock(self)

@@ -5,7 +5,7 @@
 //! only after the file's size was checked; truncating the file later ends its users by SIGBUS. Locks belong
 //! to the open file description: two openings of a file in one process exclude each other, a forked child shares.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -170,11 +170,17 @@ pub(super) struct Mapping {
 
 impl Mapping {
     /// Maps `file`, whose header and length the caller has checked.
+    ///
+    /// The mapping has an open file description of its own. A killed process's mapping outlives it while another process reads its files in `/proc`,
+    /// and would keep the lock of its slot.
     pub(super) fn of_file(file: &File, header: &Header) -> io::Result<Self> {
         let slots = header.slots as usize;
         let quotas = if header.version == VERSION_1 { 0 } else { slots };
         let length = file_size(header.version, header.slots) as usize;
-        Ok(Self { pages: Pages::map(length, Some(file))?, slots, quotas })
+        let reopened = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let apart = OpenOptions::new().read(true).write(true).open(reopened).ok();
+        let pages = Pages::map(length, Some(apart.as_ref().unwrap_or(file)))?;
+        Ok(Self { pages, slots, quotas })
     }
 
     /// The size of the file.

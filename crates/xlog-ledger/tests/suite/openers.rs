@@ -83,6 +83,25 @@ fn dead_slots_are_reclaimed_on_request() {
     assert_eq!(ledger.reclaim_dead().unwrap().slots, 0);
 }
 
+/// A reader of `/proc/PID` keeps the memory of the dead process for a while, and with it the mapped ledger.
+#[test]
+fn a_killed_process_whose_memory_is_read_meanwhile_is_dead_at_once() {
+    for _ in 0..10 {
+        let directory = TestDirectory::new();
+        let ledger = directory.open(100);
+        let mut other = holder(&directory, "take-60-and-wait");
+        let path = format!("/proc/{}/smaps", other.pid());
+        let reads = || while fs::read(&path).is_ok_and(|text| !text.is_empty()) {};
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(reads);
+            }
+            other.kill();
+            assert_eq!(ledger.reclaim_dead().unwrap().slots, 1);
+        });
+    }
+}
+
 /// The descriptor is close-on-exec: a program the dead one had started does not keep its slot alive.
 #[test]
 fn a_program_started_by_a_killed_process_keeps_nothing() {
