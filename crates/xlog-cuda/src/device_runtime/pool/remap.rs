@@ -32,8 +32,7 @@ const MAX_MOVED: usize = 32;
 const MIN_EXTENDED: u64 = 4;
 /// A request of this size, which has handles of its own, extends any free range: a recorded training holds 1.008 instead of 1.014.
 const LARGE_BLOCK: u64 = 32 << 20;
-/// Requests up to this are small, and so is a pool below that.
-const SMALL_REQUEST: u64 = 4 << 20;
+/// A pool below this is small.
 const SMALL_POOL: u64 = 64 << 20;
 /// Ranges that a search looks at for one credit.
 const RANGES_PER_CREDIT: usize = 64;
@@ -142,12 +141,11 @@ impl SlowPath<'_> {
     }
 
     /// The free bytes that are worth a remap: 1/16 of a request. If requests below 32 MiB need half, a recorded generation by Llama
-    /// holds 1.049 instead of 1.037. Small requests do need half: random sizes to 4 MiB would take 17 % more instructions. So do those in a small
-    /// pool, whose free memory is that of cached small blocks: each request would flush the magazine again.
+    /// holds 1.049 instead of 1.037. They do in a small pool, where the free memory is that of cached small blocks: each request would flush
+    /// the magazine again.
     fn minimum_free(&self) -> u64 {
         let share = match self.size {
             UNBOUNDED.. => 128,
-            ..=SMALL_REQUEST => 2,
             ..LARGE_BLOCK if self.pool.reserve.segments.reserved() < SMALL_POOL => 2,
             _ => 16,
         };
