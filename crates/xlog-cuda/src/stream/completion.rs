@@ -15,8 +15,8 @@ use crate::device_wait;
 const FREE_PER_EVENT: u64 = 1 << 20;
 const MIN_FREE: u64 = FREE_PER_EVENT / 64;
 
-/// After a poll by another call, so many frees record an event for each [`FREE_PER_EVENT`]. Then they stop, so a loop of large blocks pays no event for
-/// each free.
+/// The number of frees that record events after a poll by another call, one for each [`FREE_PER_EVENT`]. Then they stop, so a loop of large blocks pays
+/// no event for each free.
 const FREES_PER_POLL: u32 = 256;
 
 /// The answer of [`RawStream::poll`].
@@ -45,9 +45,11 @@ impl RawStream {
         }
     }
 
-    /// Lets the next frees record events, for polls by calls that do not name this stream.
+    /// Lets the next frees record events, for polls by calls that do not name this stream. Only a stream whose handle has escaped needs them.
     pub(crate) fn arm_free_events(&self) {
-        self.frees_with_events.store(FREES_PER_POLL, Ordering::Relaxed);
+        if self.handle_escaped() {
+            self.frees_with_events.store(FREES_PER_POLL, Ordering::Relaxed);
+        }
     }
 
     /// After a call that names this stream has freed `bytes`: true if other calls poll this stream, and [`FREE_PER_EVENT`] became free since the last
