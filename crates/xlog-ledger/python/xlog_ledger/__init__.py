@@ -26,8 +26,8 @@ import weakref
 
 from ._format import (
     _AT_HOLDER, _AT_LIMIT, _AT_PRESSURE, _FLOCK, _HEADER_SIZE, _KEY, _QUOTA_NAME, _QUOTA_SIZE, _SLOT_NAME, _SLOT_PEAK,
-    _SLOT_PID, _SLOT_SIZE, _SLOT_STARTED, _VERSION, _check_header, _file_size, _fixed_part, _limit_word, _new_file,
-    _quota_of, _quota_units, _slots_of, _units, _Upgraded,
+    _SLOT_PID, _SLOT_SIZE, _SLOT_STARTED, _VERSION, _file_size, _fixed_part, _limit_word, _new_file,
+    _quota_of, _quota_units, _read_header, _slots_of, _units, _Upgraded,
     MAX_UNITS, UNIT, Busy, Full, LedgerError, NoQuotas, OverQuota, Quota, Slot,
 )  # fmt: skip
 from ._places import _Claims, _inode_at, default_directory, default_path
@@ -64,9 +64,8 @@ def read(path):
     """The limit in bytes and the `Slot`s of a ledger file, read without taking part. Works on a file of any owner."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        size = os.fstat(fd).st_size
-        data = os.pread(fd, _file_size(_VERSION, 4096), 0)
-        _, slots, version = _check_header(path, data[:_HEADER_SIZE], size)
+        _, slots, version = _read_header(path, fd)
+        data = os.pread(fd, _file_size(version, slots), 0)
 
         def alive(index):
             asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _HEADER_SIZE + index * _SLOT_SIZE, 1, 0)
@@ -192,7 +191,7 @@ class Ledger:
             raise LedgerError(f"{self.path}: belongs to user {facts.st_uid}, expected {os.geteuid()}")
         if facts.st_mode & (0o002 if shared else 0o022):
             raise LedgerError(f"{self.path}: mode {facts.st_mode & 0o7777:04o} lets others write; use chmod")
-        found, self._slots, self._version = _check_header(self.path, os.pread(self._fd, _HEADER_SIZE, 0), facts.st_size)
+        found, self._slots, self._version = _read_header(self.path, self._fd)
         if found != key:
             raise LedgerError(f"{self.path}: is the ledger of device {found!r}, expected {key!r}; remove it")
         if os.lseek(self._fd, 0, os.SEEK_HOLE) < facts.st_size:

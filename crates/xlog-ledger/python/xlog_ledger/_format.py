@@ -1,5 +1,6 @@
 """The layout of a ledger file, its errors, and what is read of it. See docs/ledger-format.md."""
 
+import os
 import re
 import struct
 
@@ -121,6 +122,21 @@ def _check_header(path, head, size):
     if file_size != _file_size(version, slots) or size not in (file_size, _file_size(_VERSION, slots)):
         raise LedgerError(f"{path}: {size} bytes of {file_size}; {remove}")
     return key[:length].decode("ascii", "replace"), slots, version
+
+
+def _read_header(path, fd):
+    """What `_check_header` says of an open file. Another process may upgrade it meanwhile, so an error counts only if a second look sees the same."""
+    seen = None
+    while True:
+        # An upgrade grows the file before it replaces the header, so the size is read last.
+        head = os.pread(fd, _HEADER_SIZE, 0)
+        now = (head[:128], os.fstat(fd).st_size)
+        try:
+            return _check_header(path, head, now[1])
+        except LedgerError:
+            if now == seen:
+                raise
+            seen = now
 
 
 def _name_of(raw):

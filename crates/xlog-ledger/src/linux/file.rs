@@ -20,7 +20,7 @@ use super::mapping::{effective_user, fill_holes};
 use super::place::network_of;
 use crate::config::{LedgerConfig, Sharing, check_limit};
 use crate::error::{LedgerError, LedgerResult};
-use crate::format::{HEADER_SIZE, Header, check_header, new_file};
+use crate::format::{FIXED_SIZE, HEADER_SIZE, Header, check_header, new_file};
 use crate::key::DeviceKey;
 use crate::snapshot::LedgerFile;
 
@@ -272,10 +272,27 @@ fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(
     Ok((file, header))
 }
 
-fn read_header(path: &Path, file: &File) -> LedgerResult<Header> {
-    let size = file.metadata().map_err(|error| failed(path, "stat", error))?.len();
-    let bytes = read_start(file, HEADER_SIZE).map_err(|error| failed(path, "read", error))?;
-    check_header(path, &bytes, size)
+/// Reads the header. Another process may upgrade the file meanwhile, so an error counts only if a second look sees the same.
+pub(super) fn read_header(path: &Path, file: &File) -> LedgerResult<Header> {
+    let look = || {
+        let bytes = read_start(file, HEADER_SIZE).map_err(|error| failed(path, "read", error))?;
+        // An upgrade grows the file before it replaces the header, so the size is read last.
+        let size = file.metadata().map_err(|error| failed(path, "stat", error))?.len();
+        LedgerResult::Ok((bytes, size))
+    };
+    let fixed = |bytes: &[u8]| bytes.get(..FIXED_SIZE).map(<[u8]>::to_vec);
+    let (mut bytes, mut size) = look()?;
+    loop {
+        let checked = check_header(path, &bytes, size);
+        if checked.is_ok() {
+            return checked;
+        }
+        let (again, size_again) = look()?;
+        if fixed(&again) == fixed(&bytes) && size_again == size {
+            return checked;
+        }
+        (bytes, size) = (again, size_again);
+    }
 }
 
 /// The first `length` bytes of a file, or fewer if it has fewer.

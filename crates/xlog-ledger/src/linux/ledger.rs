@@ -14,7 +14,7 @@ use xlog_base::Mutex;
 
 use super::claim::{Claims, Inode};
 use super::exit;
-use super::file::{OpenFile, failed, open_or_create, read_start, rehearse_creation};
+use super::file::{OpenFile, failed, open_or_create, read_header, read_start, rehearse_creation};
 use super::fork::{Registration, lock_table};
 use super::lock::{FileLockGuard, Gate, Opened, UPGRADED};
 use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, is_locked, try_lock, unlock};
@@ -469,10 +469,9 @@ fn command_name() -> String {
 /// Reads the file as it is now. `own` is a slot whose lock belongs to `file` itself, which cannot see it.
 pub(super) fn snapshot_of(file: &File, path: &Path, own: Option<usize>) -> LedgerResult<Snapshot> {
     // It may have been upgraded since it was opened.
-    let size = file.metadata().map_err(|error| failed(path, "stat", error))?.len();
-    let size = size.min(file_size(VERSION, MAX_SLOTS)) as usize;
+    let header = read_header(path, file)?;
+    let size = file_size(header.version, header.slots) as usize;
     let bytes = read_start(file, size).map_err(|error| failed(path, "read", error))?;
-    let header = check_header(path, &bytes, bytes.len() as u64)?;
     let alive = |index: u32| {
         let index = index as usize;
         // If the kernel does not answer, no process is declared dead.

@@ -158,6 +158,28 @@ fn openers_that_race_to_upgrade_all_join_one_ledger() {
 }
 
 #[test]
+fn readers_beside_an_upgrade_see_the_old_file_or_the_new_one() {
+    for _ in 0..50 {
+        let directory = TestDirectory::new();
+        make_version_1(&directory);
+        let path = directory.ledger_path();
+        let start = Barrier::new(4);
+        let read = || {
+            start.wait();
+            let view = LedgerView::open(&path).unwrap();
+            while view.snapshot().unwrap().version == 1 {
+                LedgerView::open(&path).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            (0..3).for_each(|_| drop(scope.spawn(read)));
+            start.wait();
+            drop(directory.open(5));
+        });
+    }
+}
+
+#[test]
 fn python_upgrades_to_the_same_bytes_and_joins_what_is_in_use() {
     let (ours, theirs) = (TestDirectory::new(), TestDirectory::new());
     for directory in [&ours, &theirs] {
