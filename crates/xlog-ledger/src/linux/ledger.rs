@@ -23,8 +23,8 @@ use super::upgrade::upgrade;
 use crate::config::LedgerConfig;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{
-    AT_WATCH, Header, MAX_SLOTS, SLOT_NAME_SIZE, UNIT, VERSION, VERSION_1, check_header,
-    check_limit_word, file_size, slot_offset, u64_at, units_of,
+    AT_WATCH, Header, SLOT_NAME_SIZE, UNIT, VERSION_1, check_limit_word, file_size, slot_offset,
+    u64_at, units_of,
 };
 use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
