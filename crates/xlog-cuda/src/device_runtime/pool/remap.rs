@@ -46,6 +46,12 @@ const UNBOUNDED: u64 = 256 << 20;
 const LARGE_REMAP: u64 = 128 << 20;
 /// With more than 1/MUCH_FREE of the pool free, a remap needs no credits.
 const MUCH_FREE: u64 = 4;
+/// With less than 1/LITTLE_FREE of the pool free, a request of up to 1/SMALL_GROWTH of the pool takes no more handles than MAX_WHILE_LITTLE_FREE
+/// for a remap: the pool grows instead, or the next requests would move as many again. Random sizes to 256 MiB take 4000 instead of 14 000 handles
+/// in their first 20 000 operations.
+const LITTLE_FREE: u64 = 10;
+const SMALL_GROWTH: u64 = 64;
+const MAX_WHILE_LITTLE_FREE: usize = 8;
 
 /// Free memory that a request may be put together from, by address and coalesced.
 #[derive(Debug, Default)]
@@ -127,7 +133,8 @@ impl SlowPath<'_> {
         let segments = &self.pool.reserve.segments;
         let moving = self.span_request(if self.size >= UNBOUNDED { usize::MAX } else { MAX_MOVED });
         let plan = segments.plan(free.memory(), moving)?;
-        if plan.fresh <= self.size - self.minimum_free() && self.is_paid(growth, plan.handles) {
+        let is_worth_it = plan.fresh <= self.size - self.minimum_free();
+        if is_worth_it && !self.prefers_growth(plan.handles) && self.is_paid(growth, plan.handles) {
             return Some((moving, plan.uses));
         }
         // A free range that is large enough would be where the fewest bytes are missing.
@@ -155,6 +162,14 @@ impl SlowPath<'_> {
     /// Whether a search or a remap of `cost` may be made.
     fn is_paid(&self, growth: &mut Growth, cost: usize) -> bool {
         self.size >= LARGE_REMAP || growth.pay_for_remap(cost) || self.has_much_free()
+    }
+
+    /// Whether the pool should grow a little rather than remap so many handles while little of it is free.
+    fn prefers_growth(&self, handles: usize) -> bool {
+        let held = self.pool.reserve.segments.reserved();
+        handles > MAX_WHILE_LITTLE_FREE
+            && self.size <= held / SMALL_GROWTH
+            && self.pool.free_bytes() < held / LITTLE_FREE
     }
 
     fn span_request(&self, max_moved: usize) -> SpanRequest {
