@@ -22,12 +22,11 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 17] = [
+const PATHS: [&str; 16] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
     "pool-random-4MiB",
-    "pool-batch-of-64",
     "budget-pool-pair-1KiB",
     "async-pair-1KiB",
     "own-stream-use",
@@ -145,15 +144,6 @@ fn main() -> ExitCode {
         // Never the same size twice in a row, so the magazine does not serve it.
         "pool-pair-varied" => pairs(&pool(), lease.id(), count, |n| (8 << 20) + 256 * (n % 97)),
         "pool-random-4MiB" => random(&pool(), lease.id(), count, 4 << 20),
-        // A count is a block, as everywhere.
-        "pool-batch-of-64" => {
-            let pool = pool();
-            for _ in 0..count / 64 {
-                let blocks =
-                    pool.allocate_batch(black_box(&[1 << 10; 64]), lease.id(), TAG).unwrap();
-                pool.deallocate_batch(black_box(blocks)).unwrap();
-            }
-        }
         "budget-pool-pair-1KiB" => {
             let budget: Resource = Box::new(GlobalDeviceBudget::new(pool(), 1 << 32));
             pairs(&budget, lease.id(), count, |_| 1 << 10);

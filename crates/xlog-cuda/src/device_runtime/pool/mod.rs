@@ -15,11 +15,10 @@
 //! | `SlowPath` | one request that its arena cannot serve: which memory it may take (`steal`, `remap`), and with which wait |
 //! | `Sanitizer` | blocks of a pool under a memory checker |
 //!
-//! `PoolResource` puts the parts together: `fast_path`, `batch`, `free` and `trim` are its operations, `resource` the
+//! `PoolResource` puts the parts together: `fast_path`, `free` and `trim` are its operations, `resource` the
 //! trait.
 
 mod arena;
-mod batch;
 mod coalesce_queue;
 mod config;
 mod decay;

@@ -90,7 +90,13 @@ impl UseTracking for PoolResource {
         // The free is a write of the own stream, after all that this has queued for the block.
         meta.stamps.stamp(true, owner.clock().now());
         let streams = &self.tracker.streams;
-        let at_once = meta.with_uses(|uses| uses.is_ordered_before(streams, owner));
+        let at_once = meta.with_uses(|uses| {
+            let at_once = uses.is_ordered_before(streams, owner);
+            if !at_once {
+                uses.note_free(streams);
+            }
+            at_once
+        });
         if at_once || !self.deferred_frees.defer(generation) {
             return self.free_in_order(generation, meta);
         }
@@ -140,19 +146,6 @@ impl DeviceMemoryResource for PoolResource {
             return Ok(BlockState::Freed);
         }
         self.free_slow(block).map(|()| self.block_state(BlockId::from_block(block)))
-    }
-
-    fn allocate_batch(
-        &self,
-        sizes: &[usize],
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<Vec<DeviceBlock>> {
-        self.batch_allocate(sizes, stream, tag)
-    }
-
-    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-        self.batch_free(blocks)
     }
 
     fn device_ordinal(&self) -> u32 {

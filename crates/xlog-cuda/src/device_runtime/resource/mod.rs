@@ -234,7 +234,17 @@ pub trait DeviceMemoryResource: Send + Sync {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<Vec<DeviceBlock>> {
-        allocate_one_by_one(self, sizes, stream, tag)
+        let mut blocks = Vec::with_capacity(sizes.len());
+        for &bytes in sizes {
+            match self.allocate(bytes, stream, tag) {
+                Ok(block) => blocks.push(block),
+                Err(error) => {
+                    let _ = self.deallocate_batch(blocks);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(blocks)
     }
 
     /// Frees several blocks. All are consumed; the first error is returned.
@@ -368,26 +378,6 @@ pub trait DeviceMemoryResource: Send + Sync {
             }),
         }
     }
-}
-
-/// Several blocks by the single form, all or none.
-pub(crate) fn allocate_one_by_one<R: DeviceMemoryResource + ?Sized>(
-    resource: &R,
-    sizes: &[usize],
-    stream: StreamId,
-    tag: AllocTag,
-) -> ResourceResult<Vec<DeviceBlock>> {
-    let mut blocks = Vec::with_capacity(sizes.len());
-    for &bytes in sizes {
-        match resource.allocate(bytes, stream, tag) {
-            Ok(block) => blocks.push(block),
-            Err(error) => {
-                let _ = resource.deallocate_batch(blocks);
-                return Err(error);
-            }
-        }
-    }
-    Ok(blocks)
 }
 
 /// Finishes several uses by the single form: all of them, and the first error.
