@@ -232,10 +232,12 @@ class Ledger:
     def _mapped(self):
         """Maps the file through a descriptor of its own: a killed process's mapping may outlive it, and would keep its lock."""
         try:
-            apart = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+            apart = os.open(f"/proc/thread-self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             apart = os.dup(self._fd)
         try:
+            if not os.path.samestat(os.fstat(apart), os.fstat(self._fd)):
+                raise LedgerError(f"{self.path}: its descriptor was closed by other code")
             return mmap.mmap(apart, _file_size(self._version, self._slots))
         finally:
             os.close(apart)

@@ -10,6 +10,7 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -168,6 +169,14 @@ pub(super) struct Mapping {
     quotas: usize,
 }
 
+/// A second opening of a file. `None` if `/proc` is missing, or the descriptor has come to name another file meanwhile.
+fn reopen(file: &File) -> Option<File> {
+    let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
+    let again = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    let inode = |file: &File| file.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
+    (inode(&again)? == inode(file)?).then_some(again)
+}
+
 impl Mapping {
     /// Maps `file`, whose header and length the caller has checked.
     ///
@@ -177,8 +186,7 @@ impl Mapping {
         let slots = header.slots as usize;
         let quotas = if header.version == VERSION_1 { 0 } else { slots };
         let length = file_size(header.version, header.slots) as usize;
-        let reopened = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let apart = OpenOptions::new().read(true).write(true).open(reopened).ok();
+        let apart = reopen(file);
         let pages = Pages::map(length, Some(apart.as_ref().unwrap_or(file)))?;
         Ok(Self { pages, slots, quotas })
     }
