@@ -17,7 +17,7 @@ use xlog_cuda::device_runtime::{
     Access, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, PoolResource,
     StreamLease, StreamPool,
 };
-use xlog_cuda::sim::SimDevice;
+use xlog_cuda::sim::{Call, SimDevice};
 use xlog_trace::Format;
 use xlog_workloads::logs::{LogKind, LogSettings, write_log};
 use xlog_workloads::{RandomAllocations, Target};
@@ -26,6 +26,7 @@ const MIB: usize = 1 << 20;
 
 /// A pool with its streams, and the peaks so far.
 struct Held {
+    sim: Arc<SimDevice>,
     streams: Vec<StreamLease>,
     pool: PoolResource,
     requested: usize,
@@ -37,11 +38,11 @@ impl Held {
     fn new(streams: usize) -> Self {
         // Behind the plain driver seam, without the race detector: blocks take the fast path.
         let sim = SimDevice::open(Default::default()).unwrap();
-        let device = Arc::new(CudaDevice::from_driver(sim));
+        let device = Arc::new(CudaDevice::from_driver(sim.clone()));
         let pool_of_streams = Arc::new(StreamPool::new(device.clone(), streams));
         let leases = (0..streams).map(|_| pool_of_streams.lease().unwrap()).collect();
         let pool = PoolResource::new(device, 0, pool_of_streams, PoolConfig::default()).unwrap();
-        Self { streams: leases, pool, requested: 0, peak_requested: 0, peak_reserved: 0 }
+        Self { sim, streams: leases, pool, requested: 0, peak_requested: 0, peak_reserved: 0 }
     }
 
     fn allocate(&mut self, bytes: usize, stream: usize) -> DeviceBlock {
@@ -203,7 +204,15 @@ fn random_sizes_hold_no_more_than_the_driver_s_own_pool() {
     for (max, driver) in rows {
         random(1_000, max).assert_at_most(driver + 0.005);
     }
-    random(10_000, 256).assert_at_most(1.15);
+}
+
+/// With more moves an operation takes longer than in the driver's pool: 22 us on an H200, where a move takes 62 us.
+#[test]
+fn random_sizes_move_few_handles_and_hold_no_more_than_the_driver_s_own_pool() {
+    let held = random(10_000, 256);
+    held.assert_at_most(1.15);
+    let moved = held.sim.faults().calls(Call::Unmap);
+    assert!(moved <= 5_000, "{moved} handles were moved");
 }
 
 #[test]
