@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::support::rig::{Rig, TAG, fill};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, BlockId, DeviceBlock, DeviceMemoryResource, PoolConfig, StreamLease,
+    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, PoolConfig, StreamLease,
 };
 use xlog_cuda::driver::{CaptureMode, Driver, StreamHandle};
-use xlog_cuda::sim::{Call, SimDevice};
+use xlog_cuda::sim::{Call, SimConfig, SimDevice};
 use xlog_testing::for_each_sim;
 
 const MIB: usize = 1 << 20;
@@ -180,5 +180,61 @@ fn a_reap_waits_for_what_became_free_before_the_handle_was_taken() {
         let handle = stream.handle();
         rig.resource.reap_pending().unwrap();
         assert!(device.driver().stream_query(handle).unwrap());
+    });
+}
+
+/// What the pool returns to an inner resource is a free on the stream, queued behind whatever runs there now.
+#[test]
+fn a_request_waits_for_segments_that_it_returns_behind_running_work() {
+    for seed in 0..20 {
+        let config = SimConfig::default().with_seed(seed).with_capacity(12 << 20);
+        let device = &Arc::new(CudaDevice::from_sim(SimDevice::open(config).unwrap()));
+        let inner = PoolConfig::default().with_growth(MIB).with_maximum(12 * MIB);
+        let rig = Rig::pooled(device, inner);
+        let [stream, other] = rig.leases();
+        let _escapes = stream.handle();
+        let running = rig.allocate(MIB, &stream);
+        let freed = rig.allocate(6 * MIB, &stream);
+        rig.free(freed);
+        // The stream of another one follows its work, so its clock goes on.
+        rig.write(BlockId::from_block(&running), &other, 2, MIB);
+        rig.resource.reap_pending().unwrap();
+        let gate = stream.hold().unwrap();
+        fill(&stream, running.ptr, 1, MIB);
+        xlog_testing::threads(
+            device,
+            vec![
+                Box::new(|| {
+                    let block = rig.allocate(9 * MIB, &other);
+                    rig.free(block);
+                }),
+                Box::new(move || gate.release()),
+            ],
+        );
+        rig.free(running);
+    }
+}
+
+#[test]
+fn reaps_that_wait_for_one_stream_all_wait() {
+    for_each_sim(|device, _| {
+        let rig = Rig::new(device);
+        let [stream] = rig.leases();
+        let _escapes = stream.handle();
+        for _ in 0..8 {
+            let block = rig.allocate(4096, &stream);
+            let id = BlockId::from_block(&block);
+            let gate = stream.hold().unwrap();
+            fill(&stream, block.ptr, 1, 4096);
+            rig.free(block);
+            let reap = || {
+                rig.resource.reap_pending().unwrap();
+                assert_eq!(rig.resource.block_state(id), BlockState::Freed);
+            };
+            xlog_testing::threads(
+                device,
+                vec![Box::new(reap), Box::new(reap), Box::new(move || gate.release())],
+            );
+        }
     });
 }

@@ -51,6 +51,32 @@ fn a_large_request_waits_as_long_as_growth_would_take() {
     assert!(waited > 10, "{waited} of 20 schedules");
 }
 
+/// A deferred free becomes memory when its reader has completed, also if others may capture the reader's stream at any time.
+#[test]
+fn a_large_request_waits_for_the_reader_of_a_deferred_free() {
+    let waited = |seed: &u64| {
+        let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
+        let rig = rig(&device, PoolConfig::default());
+        let [producer, reader] = rig.leases();
+        let _escapes = reader.handle();
+        let own = rig.allocate(MIB, &reader);
+        // The second use is later than all that became free before the handle was taken.
+        for bytes in [MIB, BLOCK] {
+            let block = rig.allocate(bytes, &producer);
+            free_used_on(&rig, block, &reader);
+        }
+        let before = rig.pool.snapshot().reserved_bytes;
+        let second = rig.allocate(BLOCK, &producer);
+        let grown = rig.pool.snapshot().reserved_bytes - before;
+        rig.pool.deallocate(second).unwrap();
+        rig.pool.deallocate(own).unwrap();
+        rig.empty();
+        grown == 0
+    };
+    let count = (0..20).filter(waited).count();
+    assert!(count > 10, "{count} of 20 schedules");
+}
+
 #[test]
 fn a_large_request_does_not_wait_for_ever() {
     for_each_seam(|device| {

@@ -70,15 +70,15 @@ impl StreamFrees {
 }
 
 impl Frees {
-    /// Notes a free of `bytes` on `stream`. True if there are enough for [`Frees::poll`].
+    /// Notes a free on `stream`. True if there are enough for [`Frees::poll`].
     #[inline]
-    pub(super) fn queued(&self, stream: &RawStream, generation: Generation, bytes: usize) -> bool {
+    pub(super) fn queued(&self, stream: &RawStream, generation: Generation) -> bool {
         let slot = stream.clock().slot();
         let push = |frees: &mut StreamFrees| {
             frees.slot = slot;
             frees.unseen = true;
             frees.loose.push_back(generation);
-            frees.loose.len() >= BATCH || stream.needs_event(bytes)
+            frees.loose.len() >= BATCH
         };
         match self.streams.get(slot).and_then(|at| at.0.enter()) {
             Some(mut frees) => push(&mut frees),
@@ -128,26 +128,22 @@ impl Frees {
             });
             return Ok(done);
         }
-        let complete = stamps
-            .into_iter()
-            .take_while(|&stamp| stream.poll_waiting(stamp) == Completion::Complete)
-            .last();
-        let done = self.with(stream, |frees| {
-            let done = frees.take_batches(complete.unwrap_or(0));
-            // The host has waited for the event of the last free; a stream whose handle others have is asked no further.
-            let all_seen = frees.batches.is_empty() && frees.loose.is_empty() && !done.is_empty();
-            frees.unseen &= !(all_seen && stream.handle_escaped());
-            done
-        });
+        let mut done = self.take_complete(stream, stamps);
         if !self.with(stream, |frees| frees.loose.is_empty()) {
             match stream.record(counters) {
-                Ok(covers) => self.with(stream, |frees| {
-                    let loose = frees.take_loose(end);
-                    let at = frees.batches.partition_point(|(stamp, _)| *stamp < covers);
-                    if !loose.is_empty() {
-                        frees.batches.insert(at, (covers, loose));
+                Ok(covers) => {
+                    self.with(stream, |frees| {
+                        let loose = frees.take_loose(end);
+                        let at = frees.batches.partition_point(|(stamp, _)| *stamp < covers);
+                        if !loose.is_empty() {
+                            frees.batches.insert(at, (covers, loose));
+                        }
+                    });
+                    if stream.handle_escaped() {
+                        // Only events may be asked here, and these frees had none before.
+                        done.append(&mut self.take_complete(stream, vec![covers]));
                     }
-                }),
+                }
                 // A stream under capture is left to a later reap.
                 Err(error) if is_capture_refusal(&error) => {}
                 // The completed ones are counted now; the next call reports the failure.
@@ -158,22 +154,49 @@ impl Frees {
         Ok(done)
     }
 
+    /// Removes the batches of these stamps, the oldest first, as far as their events have completed.
+    fn take_complete(&self, stream: &RawStream, stamps: Vec<u64>) -> Vec<Generation> {
+        let (mut complete, mut has_waited) = (0, false);
+        for stamp in stamps {
+            // A stamp that is known to be complete is not waited for.
+            has_waited = !stream.clock().is_complete(stamp);
+            if stream.poll_waiting(stamp) != Completion::Complete {
+                break;
+            }
+            complete = stamp;
+        }
+        self.with(stream, |frees| {
+            let done = frees.take_batches(complete);
+            // If the host has waited for the event of the last free, a stream whose handle others have is asked no further.
+            let all_seen = frees.batches.is_empty() && frees.loose.is_empty() && has_waited;
+            frees.unseen &= !(all_seen && !done.is_empty() && stream.handle_escaped());
+            done
+        })
+    }
+
     /// Waits for everything that was freed on `stream`, and returns it.
     pub(super) fn synchronize(
         &self,
         stream: &RawStream,
         counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
-        let (end, unseen, covered) = self.with(stream, |frees| {
-            let unseen = std::mem::take(&mut frees.unseen);
-            let last_batch = frees.batches.back().map(|(stamp, _)| *stamp);
-            (frees.end(), unseen, last_batch.filter(|_| frees.loose.is_empty()))
+        let (end, unseen, last_batch, has_loose) = self.with(stream, |frees| {
+            let last_batch = frees.batches.back().map_or(0, |(stamp, _)| *stamp);
+            (frees.end(), std::mem::take(&mut frees.unseen), last_batch, !frees.loose.is_empty())
         });
         // On a stream that other code may begin to capture now an event is recorded only for what none covers.
-        let synchronized = match covered.filter(|_| stream.handle_escaped()) {
-            Some(last_batch) => stream.synchronize_up_to(last_batch).map(|_| last_batch),
-            None if !unseen && stream.handle_escaped() => return Ok(Vec::new()),
-            None => stream.synchronize(counters),
+        let has_events = stream.handle_escaped() && !has_loose;
+        let synchronized = if has_events && stream.clock().is_complete(last_batch) {
+            // The host may only have asked so far.
+            let is_seen = if unseen { stream.synchronize_if_complete(counters) } else { Ok(true) };
+            is_seen.map(|is_seen| {
+                self.with(stream, |frees| frees.unseen |= !is_seen);
+                last_batch
+            })
+        } else if has_events {
+            stream.synchronize_up_to(last_batch).map(|_| last_batch)
+        } else {
+            stream.synchronize(counters)
         };
         let synchronized = synchronized.inspect_err(|_| {
             self.with(stream, |frees| frees.unseen |= unseen);

@@ -194,7 +194,7 @@ impl AsyncCudaResource {
             self.deferred_frees.keep_failed(generation);
             return Err(error);
         }
-        self.note_queued(owner, generation, meta.bytes());
+        self.note_queued(owner, generation);
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl AsyncCudaResource {
         let freed = entered.map_err(Into::into).and_then(|_entered| self.free_on(owner, meta));
         match freed {
             Ok(()) => {
-                self.note_queued(owner, generation, meta.bytes());
+                self.note_queued(owner, generation);
                 Ok(())
             }
             Err(error) => {
@@ -231,8 +231,8 @@ impl AsyncCudaResource {
 
     /// Notes a queued free; now and then it polls which have completed.
     #[inline]
-    fn note_queued(&self, owner: &RawStream, generation: Generation, bytes: usize) {
-        if self.frees.queued(owner, generation, bytes) {
+    fn note_queued(&self, owner: &RawStream, generation: Generation) {
+        if self.frees.queued(owner, generation) {
             self.poll_frees(owner);
         }
     }
@@ -386,13 +386,20 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.tracker.check_parts()?;
         let generation = block.generation;
         let meta = self.tracker.table.find_block(&block)?;
+        // Read before: the metadata may end with the free.
+        let (owner, bytes) = (self.tracker.owner_stream(meta)?, meta.bytes());
         let retired = self.tracker.retire(meta, generation)?;
         self.tracker.counters.count(|counts| counts.deallocations += 1);
-        match retired {
+        let freed = match retired {
             Retired::Quiet => self.queue_quiet(generation, meta),
             Retired::Used => self.free(generation, meta),
             Retired::Open => Ok(()),
+        };
+        // This call names the stream, so it may record the event that others poll.
+        if owner.needs_event(bytes) {
+            self.poll_frees(owner);
         }
+        freed
     }
 
     fn device_ordinal(&self) -> u32 {

@@ -463,8 +463,12 @@ impl Arenas {
     /// Flushes all magazines, before the caller polls which work has completed.
     pub(super) fn flush(&self, tracker: &Tracker) {
         let mut slots = Vec::new();
-        for (_, arena) in self.iter() {
-            arena.with(|arena| arena.flush(&tracker.table, &mut slots));
+        for (_, arena, stream) in self.with_streams(tracker) {
+            arena.with(|arena| {
+                arena.flush(&tracker.table, &mut slots);
+                // Frees that began before the stream's handle was handed out did not note their stamp.
+                stream.note_free(arena.last_free);
+            });
         }
         tracker.table.free_slots(slots);
     }

@@ -39,6 +39,12 @@ impl PoolResource {
         let idle = self.remove_idle();
         let (gone, outcome) = self.reserve.segments.release(&idle, excess);
         self.reserve.insert_idle(&idle, &gone);
+        if self.reserve.segments.is_stream_ordered() && !gone.is_empty() {
+            // An inner resource has queued frees: a wait for free memory is one for them too.
+            for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
+                stream.stamp_free();
+            }
+        }
         self.share_magazines();
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }

@@ -387,6 +387,15 @@ impl Uses {
         })
     }
 
+    /// The memory becomes free once everything outstanding has completed: the streams of these uses note it.
+    pub(crate) fn note_free(&self, streams: &StreamPool) {
+        for entry in self.outstanding() {
+            if let Some(stream) = streams.at(entry.slot) {
+                stream.note_free(entry.stamp);
+            }
+        }
+    }
+
     /// A copy of everything outstanding, to be polled without the lock.
     pub(crate) fn copy_outstanding(&self) -> OutstandingList {
         self.outstanding().copied().collect()

@@ -136,6 +136,9 @@ fn record_behind(tracker: &Tracker, meta: &BlockMeta) -> ResourceResult<u64> {
         }
     }
     let owner = tracker.owner_stream(meta)?;
+    // Before as well: if no event can be recorded, the memory becomes free all the same.
     owner.stamp_free();
-    Ok(owner.record(&tracker.counters)?)
+    let covers = owner.record(&tracker.counters)?;
+    owner.note_free(covers);
+    Ok(covers)
 }
