@@ -118,7 +118,7 @@ impl RawStream {
         let Some(stamp) = self.begin_poll() else { return self.poll_tail() };
         self.poll_events();
         match self.poll(stamp) {
-            Completion::Unrecorded => self.poll_escaped_tail(),
+            Completion::Unrecorded => self.poll_tail(),
             polled => polled == Completion::Complete,
         }
     }
