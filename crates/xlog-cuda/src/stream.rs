@@ -179,14 +179,19 @@ impl DeviceStream {
             return Ok(());
         }
         // Neither stream is captured by the runtime between the check and the wait.
-        let _entered = [self.raw.enter_call(), other.raw.enter_call()];
+        let _entered = loop {
+            if other.raw.handle_escaped() {
+                // Others may capture that stream, and a stream that waits for captured work joins the capture.
+                self.raw.mark_handle_escaped();
+            }
+            let entered = [self.raw.enter_call(), other.raw.enter_call()];
+            if !other.raw.handle_escaped() || self.raw.handle_escaped() {
+                break entered;
+            }
+        };
         self.check_one_capture(other)?;
         let driver = self.driver();
         let event = driver.event_create()?;
-        if other.raw.handle_escaped() {
-            // Others may capture that stream, and a stream that waits for captured work joins the capture.
-            self.raw.mark_handle_escaped();
-        }
         let queued = driver
             .event_record(event, other.raw.handle())
             .and_then(|()| driver.stream_wait_event(self.raw.handle(), event));

@@ -139,7 +139,7 @@ impl RawStream {
         self.clock.header().handle_escaped()
     }
 
-    /// From now on other code may capture this stream.
+    /// From now on other code may capture this stream. The caller has entered no call on it.
     pub(crate) fn mark_handle_escaped(&self) {
         let header = self.clock.header();
         if header.handle_is_known() {
@@ -151,6 +151,15 @@ impl RawStream {
         fence(Ordering::SeqCst);
         self.note_last_free();
         self.arm_free_events();
+        // A query under way would invalidate the first capture of other code.
+        self.wait_for_calls();
+    }
+
+    fn wait_for_calls(&self) {
+        while self.clock.header().has_calls() {
+            scheduling_point();
+            std::thread::yield_now();
+        }
     }
 
     fn note_last_free(&self) {
@@ -182,11 +191,10 @@ impl RawStream {
     pub(crate) fn begin_capture(&self) -> DriverResult<()> {
         let header = self.clock.header();
         self.captured_tail.store(UNRECORDED, Ordering::SeqCst);
+        // From now on polls of what became free ask for the last stamp.
+        self.note_last_free();
         header.begin_capture();
-        while header.has_calls() {
-            scheduling_point();
-            std::thread::yield_now();
-        }
+        self.wait_for_calls();
         let begun = self.clock.begin();
         let event = self.record_outside(begun, "capture").inspect_err(|_| header.end_capture())?;
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {

@@ -5,11 +5,11 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use crate::support::pool_rig::{MIB, Rig, rig};
+use crate::support::pool_rig::{MIB, Rig, rig, scarce};
 use crate::support::rig::{TAG, assert_all, fill, read};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{DeviceBlock, DeviceMemoryResource, PoolConfig, StreamLease};
-use xlog_cuda::sim::{Call, Fault};
+use xlog_cuda::sim::{Call, Fault, SimConfig, SimDevice};
 use xlog_testing::{WatchedGate, for_each_seam, for_each_sim};
 
 /// No magazine keeps blocks of this size.
@@ -71,6 +71,40 @@ fn free_handles_between_live_blocks_are_remapped_before_the_pool_grows() {
         holes.rig.pool.deallocate(whole).unwrap();
         holes.end(device);
     });
+}
+
+/// Free handles all over a pool of which little is free serve a request where growth, which is better, is refused.
+#[test]
+fn many_handles_are_remapped_for_a_small_request_where_the_pool_cannot_grow() {
+    const HANDLES: usize = 1200;
+    for is_limited in [true, false] {
+        let sim = SimDevice::open(SimConfig::default()).unwrap();
+        let device = Arc::new(CudaDevice::from_driver(sim.clone()));
+        let limit = HANDLES * 2 * MIB;
+        let config = if is_limited { scarce(limit) } else { PoolConfig::default() };
+        let rig = rig(&device, config);
+        let [one, held] = rig.leases();
+        let pending = rig.allocate(2 * MIB, &held);
+        let mut live: Vec<_> = (1..HANDLES).map(|_| rig.allocate(2 * MIB, &one)).collect();
+        for block in live.extract_if(.., |block| block.ptr % (40 * MIB as u64) == 0) {
+            rig.pool.deallocate(block).unwrap();
+        }
+        one.synchronize().unwrap();
+        if !is_limited {
+            sim.faults().limit_memory(Some(rig.pool.snapshot().reserved_bytes as u64));
+        }
+        let gate = WatchedGate::new(held.hold().unwrap());
+        rig.pool.deallocate(pending).unwrap();
+        let waits = || sim.faults().calls(Call::EventSynchronize);
+        let before = waits();
+        live.push(rig.allocate(24 * MIB, &one));
+        assert_eq!(waits(), before, "it waited for the held stream; with a maximum: {is_limited}");
+        gate.release();
+        for block in live {
+            rig.pool.deallocate(block).unwrap();
+        }
+        rig.empty();
+    }
 }
 
 #[test]

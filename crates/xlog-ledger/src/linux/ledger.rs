@@ -381,7 +381,7 @@ fn open_registered(config: &LedgerConfig) -> LedgerResult<(OpenFile, Mapping, Re
     let mut table =
         lock_table().map_err(|error| failed(Path::new("fork"), "pthread_atfork", error))?;
     let opened = open_or_create(config)?;
-    let mapping = Mapping::of_file(&opened.file, &opened.header)
+    let mapping = Mapping::of_file(&opened.file, opened.inode, &opened.header)
         .map_err(|error| failed(&opened.path, "map", error))?;
     let files = opened.claims.files().chain([&opened.file]);
     let registration = table.register(files, mapping.addresses());

@@ -10,11 +10,11 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::claim::Inode;
 use crate::format::{
     ANSWER_NUMBER, ANSWER_PENDING, ANSWER_SIZE, ANSWERS, AT_ANSWERS, AT_ASKS, AT_BELL, AT_HOLDER,
     AT_LIMIT, AT_PRESSURE, AT_RETURNS, AT_VERSION, AT_WATCH, FIXED_SIZE, HEADER_SIZE, Header,
@@ -169,24 +169,29 @@ pub(super) struct Mapping {
     quotas: usize,
 }
 
-/// A second opening of a file. `None` if `/proc` is missing, or the descriptor has come to name another file meanwhile.
-fn reopen(file: &File) -> Option<File> {
+/// A second opening of `file`, which was `inode` when it was opened. `None` where `/proc` is missing. Fails if the descriptor has come to name another
+/// file meanwhile.
+fn reopen(file: &File, inode: Inode) -> io::Result<Option<File>> {
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
-    let again = OpenOptions::new().read(true).write(true).open(path).ok()?;
-    let inode = |file: &File| file.metadata().ok().map(|facts| (facts.dev(), facts.ino()));
-    (inode(&again)? == inode(file)?).then_some(again)
+    let again = OpenOptions::new().read(true).write(true).open(path).ok();
+    for file in again.iter().chain([file]) {
+        if Inode::of_file(file)? != inode {
+            return Err(io::Error::other("other code has closed the descriptor of the ledger"));
+        }
+    }
+    Ok(again)
 }
 
 impl Mapping {
-    /// Maps `file`, whose header and length the caller has checked.
+    /// Maps `file`, whose inode, header and length the caller has checked.
     ///
     /// The mapping has an open file description of its own. A killed process's mapping outlives it while another process reads its files in `/proc`,
     /// and would keep the lock of its slot.
-    pub(super) fn of_file(file: &File, header: &Header) -> io::Result<Self> {
+    pub(super) fn of_file(file: &File, inode: Inode, header: &Header) -> io::Result<Self> {
         let slots = header.slots as usize;
         let quotas = if header.version == VERSION_1 { 0 } else { slots };
         let length = file_size(header.version, header.slots) as usize;
-        let apart = reopen(file);
+        let apart = reopen(file, inode)?;
         let pages = Pages::map(length, Some(apart.as_ref().unwrap_or(file)))?;
         Ok(Self { pages, slots, quotas })
     }

@@ -185,10 +185,15 @@ impl Frees {
             (frees.end(), std::mem::take(&mut frees.unseen), last_batch, !frees.loose.is_empty())
         });
         // On a stream that other code may begin to capture now an event is recorded only for what none covers.
-        let has_events = stream.handle_escaped() && !has_loose;
+        let has_events = stream.handle_escaped() && !has_loose && (last_batch > 0 || !unseen);
         let synchronized = if has_events && stream.clock().is_complete(last_batch) {
             // The host may only have asked so far.
-            let is_seen = if unseen { stream.synchronize_if_complete(counters) } else { Ok(true) };
+            let is_seen = match unseen.then(|| stream.synchronize_if_complete(counters)) {
+                None => Ok(true),
+                // A stream under capture is left to a later reap, not what is known to be complete.
+                Some(Err(error)) if is_capture_refusal(&error) => Ok(false),
+                Some(is_complete) => is_complete,
+            };
             is_seen.map(|is_seen| {
                 self.with(stream, |frees| frees.unseen |= !is_seen);
                 last_batch

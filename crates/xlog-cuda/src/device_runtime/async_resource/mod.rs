@@ -200,8 +200,12 @@ impl AsyncCudaResource {
 
     /// Queues the free of a retired block whose stream is ordered after all uses.
     #[inline]
-    fn queue_quiet(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
-        let owner = self.tracker.owner_stream(meta)?;
+    fn queue_quiet(
+        &self,
+        owner: &RawStream,
+        generation: Generation,
+        meta: &BlockMeta,
+    ) -> ResourceResult<()> {
         let entered = owner.enter("free_async");
         let freed = entered.map_err(Into::into).and_then(|_entered| self.free_on(owner, meta));
         match freed {
@@ -391,7 +395,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let retired = self.tracker.retire(meta, generation)?;
         self.tracker.counters.count(|counts| counts.deallocations += 1);
         let freed = match retired {
-            Retired::Quiet => self.queue_quiet(generation, meta),
+            Retired::Quiet => self.queue_quiet(owner, generation, meta),
             Retired::Used => self.free(generation, meta),
             Retired::Open => Ok(()),
         };

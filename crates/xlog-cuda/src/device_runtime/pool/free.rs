@@ -127,31 +127,39 @@ impl PoolResource {
 
     /// Retries the frees that failed.
     pub(super) fn retry_failed(&self) -> ResourceResult<()> {
-        let free = |generation, meta: &BlockMeta| self.free_late(generation, meta);
+        let free =
+            |generation, meta: &BlockMeta| self.free_late(Self::free_in_order, generation, meta);
         self.deferred_frees.retry_failed(&self.tracker, free)
     }
 
     /// [`Self::free_deferred_with_waits`] for a reap.
     pub(super) fn free_deferred_late(&self) -> ResourceResult<()> {
-        let free = |generation, meta: &BlockMeta| self.free_late(generation, meta);
+        let free =
+            |generation, meta: &BlockMeta| self.free_late(Self::free_in_order, generation, meta);
         self.deferred_frees.free_all(&self.tracker, free)
     }
 
     /// [`Self::free_completed`] of all blocks, for a reap.
     pub(super) fn free_completed_late(&self) -> ResourceResult<()> {
-        let free = |generation, meta: &BlockMeta| self.free_late(generation, meta);
+        let free =
+            |generation, meta: &BlockMeta| self.free_late(Self::free_deferred, generation, meta);
         self.deferred_frees.free_completed(usize::MAX, &self.tracker, free)
     }
 
-    /// Frees a block in a reap. One whose stream is being captured stays for a later reap: that is no failure.
-    fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
+    /// Frees a block by `free` in a reap. One whose stream is being captured stays for a later reap: that is no failure.
+    fn free_late(
+        &self,
+        free: fn(&Self, Generation, &BlockMeta) -> ResourceResult<()>,
+        generation: Generation,
+        meta: &BlockMeta,
+    ) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         let is_captured = || owner.check_not_capturing("pool free").is_err();
         if is_captured() {
             self.deferred_frees.keep_failed(generation);
             return Ok(());
         }
-        match self.free_in_order(generation, meta) {
+        match free(self, generation, meta) {
             // A capture has begun since; the block was kept.
             Err(_) if is_captured() => Ok(()),
             freed => freed,

@@ -94,13 +94,17 @@ impl SlowPath<'_> {
     fn inherit_range(&mut self) -> Option<Suballocation> {
         let (pool, own) = (self.pool, self.owner.clock().slot());
         let fit = BoundedFit { bytes: self.size, maximum: self.size, align: self.align };
+        // The driver is not asked while arena locks are held.
+        let is_free = |stream: &RawStream| stream.check_not_capturing("pool allocate").is_ok();
+        let streams = pool.arenas.with_streams(&pool.tracker);
+        let usable: Vec<_> =
+            streams.filter(|(.., stream)| is_free(stream)).map(|(slot, ..)| slot).collect();
         let mut found = None;
         pool.arenas.scan(|slot, arena| {
-            let Some(stream) = pool.tracker.streams.at(slot) else { return };
             if found.is_some()
                 || slot == own
                 || !arena.tlsf.may_hold(self.size)
-                || stream.check_not_capturing("pool allocate").is_err()
+                || !usable.contains(&slot)
             {
                 return;
             }

@@ -42,6 +42,7 @@ mod tests;
 pub(crate) mod tlsf;
 mod trim;
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -240,6 +241,7 @@ impl PoolResource {
             skipped: SkippedStreams::default(),
             is_tracked,
             inherited: None,
+            has_declined_remap: Cell::new(false),
         };
         let taken = path.allocate().map(|suballocation| (suballocation, path.inherited));
         if self.reserve.segments.reserved() > reserved

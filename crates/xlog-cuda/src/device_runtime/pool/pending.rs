@@ -76,9 +76,7 @@ impl SlowPath<'_> {
     /// Waits for pending work if that may save growth; false if there was no reason to wait.
     pub(super) fn wait_for_pending(&self) -> bool {
         let pool = self.pool;
-        let segments = &pool.reserve.segments;
-        let may_grow = segments.reserved().saturating_add(self.size) <= segments.limit();
-        if self.size <= MAX_TRANSFER || !pool.config.reuse.opportunistic || !may_grow {
+        if self.size <= MAX_TRANSFER || !pool.config.reuse.opportunistic || !self.may_grow() {
             return false;
         }
         let streams = || pool.arenas.with_streams(&pool.tracker).map(|(_, _, stream)| stream);

@@ -164,12 +164,17 @@ impl SlowPath<'_> {
         self.size >= LARGE_REMAP || growth.pay_for_remap(cost) || self.has_much_free()
     }
 
-    /// Whether the pool should grow a little rather than remap so many handles while little of it is free.
+    /// Whether the pool should grow a little rather than remap so many handles while little of it is free. Says so once for a request: growth
+    /// may be refused.
     fn prefers_growth(&self, handles: usize) -> bool {
         let held = self.pool.reserve.segments.reserved();
-        handles > MAX_WHILE_LITTLE_FREE
+        let prefers = handles > MAX_WHILE_LITTLE_FREE
+            && !self.has_declined_remap.get()
             && self.size <= held / SMALL_GROWTH
-            && self.pool.free_bytes() < held / LITTLE_FREE
+            && self.may_grow()
+            && self.pool.free_bytes() < held / LITTLE_FREE;
+        self.has_declined_remap.set(self.has_declined_remap.get() || prefers);
+        prefers
     }
 
     fn span_request(&self, max_moved: usize) -> SpanRequest {

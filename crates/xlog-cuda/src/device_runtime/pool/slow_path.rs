@@ -79,6 +79,8 @@ pub(super) struct SlowPath<'a> {
     /// Whether every use of the block will be prepared, so that it may inherit dependencies with its memory.
     pub(super) is_tracked: bool,
     pub(super) inherited: Option<Inherited>,
+    /// Whether growth was preferred to a remap.
+    pub(super) has_declined_remap: Cell<bool>,
 }
 
 impl SlowPath<'_> {
@@ -129,6 +131,11 @@ impl SlowPath<'_> {
             Err(error) => return Err(error),
         };
         if !scans && let Some(suballocation) = self.steal(false)? {
+            return Ok(suballocation);
+        }
+        if self.has_declined_remap.get()
+            && let Some(suballocation) = self.remap()
+        {
             return Ok(suballocation);
         }
         match self.allocate_with_waits(foreign_arenas)? {
@@ -242,6 +249,12 @@ impl SlowPath<'_> {
             || held > self.pool.config.eager_growth_bytes as u64
             || self.pool.scan_credits.pay(cost)
             || held > u64::from(arenas) * BYTES_PER_STREAM && self.has_much_free()
+    }
+
+    /// Whether the limit of the segments leaves room for the request.
+    pub(super) fn may_grow(&self) -> bool {
+        let segments = &self.pool.reserve.segments;
+        segments.reserved().saturating_add(self.size) <= segments.limit()
     }
 
     /// Whether the pool holds so much free memory that a wait is better than growth.

@@ -283,7 +283,9 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
 
     /// Whether there is a recorded event that is not known to be complete.
     pub(crate) fn has_recorded(&self) -> bool {
-        self.inner.with(|inner| inner.recorded.last().is_some())
+        let completed = self.completed();
+        // A stamp that is begun later may keep the entries of events that have completed.
+        self.inner.with(|inner| inner.recorded.last().is_some_and(|entry| entry.covers > completed))
     }
 
     /// The earliest recorded event that covers `stamp`, pinned.
