@@ -145,6 +145,8 @@ pub struct FixedFixpoint<'s> {
     capture_time: Duration,
     /// Launches that went into captures.
     captured: usize,
+    /// Whether there are edges for the next run.
+    is_loaded: bool,
     /// The run in flight.
     running: Option<Running>,
 }
@@ -213,6 +215,7 @@ impl<'s> FixedFixpoint<'s> {
             captures: 0,
             capture_time: Duration::ZERO,
             captured: 0,
+            is_loaded: false,
             running: None,
         };
         program.count_capture(&begun);
@@ -221,33 +224,42 @@ impl<'s> FixedFixpoint<'s> {
 
     /// Finds the closure of the work's edges.
     pub fn run(&mut self, work: &Fixpoint) -> Result<FixedRun> {
-        self.begin(work)?;
+        self.load(work)?;
+        self.begin()?;
         self.finish()
     }
 
-    /// Queues the first batch of a run, and does not wait. [`FixedFixpoint::finish`] must end the run before another one begins.
+    /// Queues the making of the edges that the next run begins with.
     #[allow(unsafe_code)]
-    pub fn begin(&mut self, work: &Fixpoint) -> Result<()> {
+    pub fn load(&mut self, work: &Fixpoint) -> Result<()> {
         if work.rows != self.rows {
             let text = format!("{} edges, and the buffers are for {}", work.rows, self.rows);
             return Err(XlogError::Kernel(text));
         }
-        if self.running.is_some() {
-            return Err(XlogError::Kernel("a run is in flight; finish it first".to_owned()));
+        self.check_idle()?;
+        work.generate(self.session, self.stream, &self.edges)?;
+        self.is_loaded = true;
+        Ok(())
+    }
+
+    /// Queues the first batch of a run on the loaded edges, and does not wait. [`FixedFixpoint::finish`] must end the run before another one
+    /// begins.
+    pub fn begin(&mut self) -> Result<()> {
+        self.check_idle()?;
+        if !std::mem::take(&mut self.is_loaded) {
+            return Err(XlogError::Kernel("no edges; load some before each run".to_owned()));
         }
         let launches = self.launches();
-        let edges = &self.edges;
-        self.session
-            .launch("generate_edges", self.stream)
-            .write(edges)
-            .moves(edges.size_bytes())
-            // SAFETY: the launch names the buffer.
-            .run(|kernels, stream| unsafe {
-                kernels.generate_edges(stream, edges, work.edge_seed(), work.vertices())
-            })?;
         self.queue_first()?;
         self.running = Some(Running { launches });
         Ok(())
+    }
+
+    fn check_idle(&self) -> Result<()> {
+        match self.running {
+            None => Ok(()),
+            Some(_) => Err(XlogError::Kernel("a run is in flight; finish it first".to_owned())),
+        }
     }
 
     /// Waits for the run that has begun, and goes on with it until its closure is complete.

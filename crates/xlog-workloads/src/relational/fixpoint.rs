@@ -6,8 +6,8 @@
 //! go through one after the other and which grows when it has to. Parts, counts and candidates are dropped as soon as their last
 //! launch is queued. The host reads two numbers of each part in each round: how many candidates, and how many of them were new.
 
-use xlog_cuda::Result;
 use xlog_cuda::device_runtime::Access;
+use xlog_cuda::{Result, StreamId};
 
 use super::numbers::seed_for;
 use super::touched::touch;
@@ -61,10 +61,46 @@ impl Fixpoint {
         u32::try_from(self.rows + self.rows / 9 + 1).unwrap_or(u32::MAX)
     }
 
+    /// Makes the edges and finds their closure, as [`Fixpoint::run_on`] does.
+    pub fn run(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, u32)> {
+        self.run_on(self.edges(session, first)?, session, first)
+    }
+
+    /// Makes the edges.
+    pub fn edges(&self, session: &Session<'_>, first: usize) -> Result<Column<u64>> {
+        let stream = session.stream(first);
+        let edges = session.alloc::<u64>(stream, self.rows, "fixpoint edges")?;
+        self.generate(session, stream, &edges)?;
+        Ok(edges)
+    }
+
+    /// Queues the making of the edges, in a buffer of their length.
+    #[allow(unsafe_code)]
+    pub(super) fn generate(
+        &self,
+        session: &Session<'_>,
+        stream: StreamId,
+        edges: &Column<u64>,
+    ) -> Result<()> {
+        session
+            .launch("generate_edges", stream)
+            .write(edges)
+            .moves(edges.size_bytes())
+            // SAFETY: the launch names the buffer.
+            .run(|kernels, stream| unsafe {
+                kernels.generate_edges(stream, edges, self.edge_seed(), self.vertices())
+            })
+    }
+
     /// Runs all rounds, on the streams of the session from step `first` on; gives the pairs, which may still be on their way, and the
     /// number of rounds.
-    pub fn run(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, u32)> {
-        let (edges, mut set, mut parts) = self.start(session, first)?;
+    pub fn run_on(
+        &self,
+        edges: Column<u64>,
+        session: &Session<'_>,
+        first: usize,
+    ) -> Result<(Column<u64>, u32)> {
+        let (edges, mut set, mut parts) = self.start(edges, session, first)?;
         let mut rounds = 0;
         while !parts.is_empty() {
             rounds += 1;
@@ -91,25 +127,17 @@ impl Fixpoint {
         Ok((collect(session, first, &set)?, rounds))
     }
 
-    /// Makes the edges and hashes them, and lets them through the set in as many parts as there are streams: they are the pairs that
+    /// Hashes the edges, and lets them through the set in as many parts as there are streams: they are the pairs that
     /// the first round begins with.
     #[allow(unsafe_code)]
     fn start(
         &self,
+        edges: Column<u64>,
         session: &Session<'_>,
         first: usize,
     ) -> Result<(Column<u64>, Set, Vec<PairRange>)> {
         let stream = |step: usize| session.stream(first + step);
         let rows = self.rows;
-        let edges = session.alloc::<u64>(stream(0), rows, "fixpoint edges")?;
-        session
-            .launch("generate_edges", stream(0))
-            .write(&edges)
-            .moves(edges.size_bytes())
-            // SAFETY: the launch names the buffer.
-            .run(|kernels, stream| unsafe {
-                kernels.generate_edges(stream, &edges, self.edge_seed(), self.vertices())
-            })?;
         let table = session.alloc::<u64>(stream(1), table_places(rows), "fixpoint edge table")?;
         session.fill(stream(1), &table, EMPTY as u8)?;
         session

@@ -144,6 +144,12 @@ impl<'s> Session<'s> {
         self.streams.len()
     }
 
+    /// Waits for all work on its streams.
+    pub fn synchronize(&self) -> Result<()> {
+        let pool = self.runtime().stream_pool();
+        self.streams.iter().try_for_each(|lease| pool.try_resolve(lease.id())?.synchronize())
+    }
+
     /// The memory of the session, with its counters.
     pub fn manager(&self) -> &GpuMemoryManager {
         &self.manager
