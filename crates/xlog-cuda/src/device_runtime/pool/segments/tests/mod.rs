@@ -1,4 +1,4 @@
-//! What segments must not get wrong, by hazard. Devices are small and simulated, so that every byte can be counted.
+//! Hazards of segments. Devices are small and simulated, so that every byte can be counted.
 
 mod faults;
 mod mapped;
@@ -67,7 +67,7 @@ fn mapped(device: &Arc<CudaDevice>, config: SegmentConfig) -> MappedSegments {
     MappedSegments::new(Arc::clone(device), config).unwrap()
 }
 
-/// Holds what it is told of, up to a limit.
+/// Takes bytes up to a limit.
 #[derive(Debug)]
 struct Meter {
     held: AtomicU64,

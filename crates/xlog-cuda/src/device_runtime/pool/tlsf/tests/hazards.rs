@@ -1,4 +1,4 @@
-//! What goes wrong in free lists, one test each.
+//! Hazards of free lists, one test each.
 
 use super::super::classes::{CLASSES, class_of};
 use super::super::nodes::Node;
