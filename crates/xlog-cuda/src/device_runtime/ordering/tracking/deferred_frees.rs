@@ -10,7 +10,7 @@ use super::tracker::Tracker;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
 use crate::device_runtime::resource::{Generation, ResourceResult};
 
-/// Frees beyond this number are not deferred, but wait.
+/// The maximum of deferred frees; further frees queue waits.
 const MAX_DEFERRED: usize = 1024;
 
 /// The deferred and failed frees of one resource.
@@ -21,11 +21,11 @@ pub(crate) struct DeferredFrees {
     /// Returned blocks whose uses on other streams have not completed.
     deferred: Mutex<VecDeque<Generation>>,
     deferred_count: AtomicUsize,
-    /// Held while blocks are removed from `deferred` or `failed_frees` and freed, so that a reap misses none in flight.
+    /// Held while blocks are removed from `deferred` or `failed_frees` and freed, so that a reap misses no free in flight.
     reaper_lock: Mutex<()>,
 }
 
-/// Keeps the first failure of several steps.
+/// Keeps the first failure.
 fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
     if outcome.is_ok() {
         *outcome = this;
@@ -61,8 +61,7 @@ impl DeferredFrees {
         removed
     }
 
-    /// Removes the deferred blocks, the oldest first, and passes each to `body`, which may defer it again, until that
-    /// breaks.
+    /// Removes deferred blocks, oldest first, and passes each to `body` until that breaks. `body` may defer a block again.
     fn drain(&self, mut body: impl FnMut(Generation) -> ControlFlow<()>) {
         for _ in 0..self.deferred_count.load(Ordering::Acquire) {
             let mut deferred = self.deferred.lock();
@@ -75,8 +74,8 @@ impl DeferredFrees {
         }
     }
 
-    /// Frees completed deferred blocks from the front; stops after `pending` blocks that are still in use, which move to the back. Each block is
-    /// freed once, so only those in use cost extra.
+    /// Frees completed deferred blocks, oldest first; stops after `pending` blocks that are still in use, which move to the back.
+    /// Each block is freed once, so only blocks in use cost extra.
     pub(crate) fn free_completed(
         &self,
         pending: usize,
@@ -100,7 +99,7 @@ impl DeferredFrees {
         outcome
     }
 
-    /// Frees all deferred blocks by `free`, which queues the waits that this needs.
+    /// Frees all deferred blocks by `free`, which queues the necessary waits.
     pub(crate) fn free_all(
         &self,
         tracker: &Tracker,
@@ -116,7 +115,7 @@ impl DeferredFrees {
         outcome
     }
 
-    /// Retries the frees that failed.
+    /// Retries failed frees.
     pub(crate) fn retry_failed(
         &self,
         tracker: &Tracker,
