@@ -34,7 +34,6 @@ pub(super) const UNIT: u64 = 256;
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
 
-/// How often each source served.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SourceCounts(pub(super) [u64; ServedBy::COUNT]);
 
@@ -85,7 +84,6 @@ pub(super) struct ArenaCounts {
 }
 
 impl ArenaCounts {
-    /// The number of allocations so far.
     pub(super) fn allocations(&self) -> u64 {
         self.sources.0.iter().sum::<u64>() - self.undone
     }
@@ -320,7 +318,6 @@ impl Arena {
     }
 }
 
-/// The maximum number of streams of a pool.
 const MAX_STREAMS: u32 = 1 << 14;
 
 /// An arena on cache lines of its own, since threads mostly use different streams.
@@ -328,7 +325,7 @@ const MAX_STREAMS: u32 = 1 << 14;
 #[repr(align(128))]
 struct ArenaShard {
     arena: Lock<Arena>,
-    /// Whether the stream of this slot has asked for memory.
+    /// Whether the stream of this slot has requested memory.
     is_used: AtomicBool,
 }
 
@@ -373,7 +370,6 @@ impl Arenas {
         shard.is_used.load(Ordering::Acquire).then_some(&shard.arena)
     }
 
-    /// Creates the arena of a slot.
     pub(super) fn make(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
         let Some(shard) = self.shards.get_or_make(slot) else {
             return Err(ResourceError::StreamMisuse(format!(

@@ -12,7 +12,7 @@ use super::tlsf::Tlsf;
 
 /// The queue may hold 1/PART of the magazine's capacity.
 pub(super) const PART: u64 = 8;
-/// Blocks in a full queue.
+/// The number of blocks in a full queue.
 const CAPACITY: usize = 8;
 /// Frees between the first and the second prefetch for a block.
 const STEP: usize = CAPACITY / 2;

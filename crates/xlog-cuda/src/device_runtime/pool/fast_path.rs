@@ -33,7 +33,6 @@ pub(super) struct BegunBlock {
 }
 
 impl BegunBlock {
-    /// Returns the block for the caller.
     #[inline(always)]
     pub(super) fn live(self, ordinal: u32, id: StreamId, tag: AllocTag) -> DeviceBlock {
         DeviceBlock::live(self.ptr, self.bytes, ordinal, id, tag, self.generation)

@@ -125,7 +125,6 @@ impl PoolResource {
         self.deferred_frees.free_all(&self.tracker, free)
     }
 
-    /// Retries the frees that failed.
     pub(super) fn retry_failed(&self) -> ResourceResult<()> {
         let free =
             |generation, meta: &BlockMeta| self.free_late(Self::free_in_order, generation, meta);

@@ -49,7 +49,6 @@ struct Bin {
     count: u32,
 }
 
-/// The cached blocks of one stream.
 #[derive(Debug)]
 pub(super) struct Magazine {
     bins: Box<[Bin; BINS]>,
@@ -105,7 +104,6 @@ impl Magazine {
         true
     }
 
-    /// Removes all blocks.
     pub(super) fn drain(&mut self, table: &BlockTable, mut each: impl FnMut(u32, &BlockMeta)) {
         if self.bytes == 0 {
             return;

@@ -116,7 +116,6 @@ pub struct PoolResource {
     scan_credits: ScanCredits,
     wait_allowance: WaitAllowance,
     deferred_frees: DeferredFrees,
-    /// State of the decay.
     last_look: Mutex<LastLook>,
     /// Called when the pool has taken memory from the device.
     on_growth: OnceLock<GrowthHook>,

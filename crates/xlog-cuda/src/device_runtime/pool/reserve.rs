@@ -27,13 +27,13 @@ pub(super) struct Growth {
 }
 
 impl Growth {
-    /// Notes that the pool took memory from the device.
+    /// Earns credits for one growth.
     pub(super) fn note(&mut self) {
         let credits = self.remap_credits + REMAP_CREDITS_PER_GROWTH;
         self.remap_credits = credits.min(MAX_REMAP_CREDITS);
     }
 
-    /// Charges `cost` for a search that has been made.
+    /// Charges `cost` for a completed search; the credits end at 0.
     pub(super) fn charge_search(&mut self, cost: usize) {
         self.remap_credits =
             self.remap_credits.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));

@@ -17,7 +17,6 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::RawStream;
 
-/// The largest alignment of a request.
 const MAX_ALIGN: usize = 2 << 20;
 /// The largest request: no device has more addresses.
 pub(super) const MAX_BYTES: usize = 1 << 47;

@@ -375,7 +375,6 @@ impl SlowPath<'_> {
 /// Streams that a request skipped because they could not be waited for.
 #[derive(Default)]
 pub(super) struct SkippedStreams {
-    /// The first failure.
     first: Option<ResourceError>,
     /// Whether the work of a stream did not complete within the deadline of the call.
     is_late: Cell<bool>,
@@ -387,14 +386,14 @@ impl SkippedStreams {
         completed.map(|completed| self.is_late.set(self.is_late.get() | !completed))
     }
 
-    /// Notes a failure and goes on.
+    /// Notes a failure.
     pub(super) fn note<T>(&mut self, outcome: ResourceResult<T>) {
         if let Err(error) = outcome {
             self.first.get_or_insert(error);
         }
     }
 
-    /// Notes a failure and goes on, unless the device is lost.
+    /// Notes a failure, unless the device is lost.
     pub(super) fn unless_lost(&mut self, outcome: DriverResult<()>) -> ResourceResult<()> {
         match outcome {
             Err(error) if error.is_device_lost() => Err(error.into()),

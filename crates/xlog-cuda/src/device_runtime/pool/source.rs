@@ -9,7 +9,7 @@ use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfi
 use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
-/// Requests up to this size share small handles, so that a block that stays pins little memory.
+/// Requests up to this size share small handles, so that a live block pins little memory.
 const PRIVATE_BYTES: u64 = 32 << 20;
 /// The size of the largest handle, for requests of many GiB. A partly occupied handle cannot be remapped.
 const LARGEST_HANDLE: u64 = 128 << 20;

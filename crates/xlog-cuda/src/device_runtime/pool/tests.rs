@@ -14,7 +14,7 @@ fn devices() -> [Arc<CudaDevice>; 2] {
 
 #[test]
 fn two_streams_allocate_while_a_third_ones_memory_is_held() {
-    // Also pools that would rather wait for another stream than grow.
+    // Includes pools that prefer a wait for another stream over growth.
     for (device, eager) in
         devices().into_iter().flat_map(|device| [(device.clone(), usize::MAX), (device, 0)])
     {

@@ -11,7 +11,6 @@ use xlog_nvtx::{Domain, Heap, Tool};
 
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
-/// The heaps of one pool.
 #[derive(Debug)]
 pub(crate) struct Heaps {
     /// Size and handle of each heap, by address.

@@ -42,9 +42,7 @@ pub(crate) const UNIT: u64 = 256;
 /// A range of device memory. Address and size are multiples of [`UNIT`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Span {
-    /// The device address.
     pub ptr: u64,
-    /// The size.
     pub bytes: u64,
 }
 
@@ -87,7 +85,6 @@ impl Span {
     }
 }
 
-/// A request for contiguous memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SpanRequest {
     pub(crate) bytes: u64,
@@ -113,7 +110,7 @@ impl<'a> FreeMemory<'a> {
     }
 }
 
-/// The cost of a remap.
+/// The result of [`Segments::plan`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Remap {
     /// The parts of the free memory, by address.
@@ -122,7 +119,6 @@ pub(crate) struct Remap {
     pub(crate) stays: u64,
     /// Handles that are remapped or created.
     pub(crate) handles: usize,
-    /// Bytes of fresh memory.
     pub(crate) fresh: u64,
 }
 
@@ -182,7 +178,6 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         false
     }
 
-    /// The account of the bytes held of the device.
     fn account(&self) -> &Account;
 
     /// Bytes taken from the device, or charged and about to be taken.
@@ -193,7 +188,6 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// The number of segments that can be returned one by one.
     fn segment_count(&self) -> usize;
 
-    /// The name of this kind.
     fn kind(&self) -> &'static str;
 
     /// The unit in which memory is taken from the device.

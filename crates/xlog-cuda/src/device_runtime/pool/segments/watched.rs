@@ -29,7 +29,6 @@ struct State {
     watchers: Vec<Weak<dyn SegmentWatcher>>,
 }
 
-/// A watcher and its ticket.
 type Ticket = (Arc<dyn SegmentWatcher>, u64);
 
 impl State {

@@ -59,7 +59,6 @@ fn node_at(spot: usize) -> Option<Id> {
     spot.checked_sub(CLASSES)
 }
 
-/// The bitmap of nonempty classes.
 #[derive(Debug)]
 pub(super) struct Classes {
     sl_bitmap: [u64; WORDS],

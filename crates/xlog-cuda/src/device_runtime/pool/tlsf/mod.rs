@@ -43,7 +43,6 @@ pub(crate) const SMALL: u64 = 256 << 10;
 pub(crate) struct TlsfAllocation {
     /// The node of the range. The number is reused after the range is freed.
     pub(crate) node: u32,
-    /// The address.
     pub(crate) ptr: u64,
     /// The size: the requested bytes, rounded up to whole units.
     pub(crate) bytes: u64,
@@ -54,9 +53,7 @@ pub(crate) struct TlsfAllocation {
 /// A range that is inserted or removed, or a view of a free range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// The address.
     pub(crate) ptr: u64,
-    /// The size.
     pub(crate) bytes: u64,
     /// The stamp of the last work on the range; 0 if no work is pending on it.
     pub(crate) stamp: u64,

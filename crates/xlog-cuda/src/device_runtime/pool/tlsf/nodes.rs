@@ -13,20 +13,17 @@ use super::classes::{CLASSES, alone};
 /// The number of a node; it fits into 32 bits.
 pub(super) type Id = usize;
 
-/// No node.
 pub(super) const NIL: Id = 0;
 /// The number of nodes that the first range allocates.
 const FIRST_NODES: usize = 16;
 const MAX_NODES: usize = 1 << 31;
 
-/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Unused; the node is on the stack of vacant nodes.
     Vacant,
     /// A free range, in the list of its class.
     Free,
-    /// An allocated range.
     Allocated,
     /// The empty range at the beginning or end of a span. Nothing coalesces with it.
     Boundary,
@@ -170,7 +167,6 @@ impl Slots<'_> {
     }
 }
 
-/// The nodes of one TLSF.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     nodes: Vec<Node>,

@@ -168,7 +168,6 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Returns the part of `span` inside `window`.
 fn part(span: Span, window: Span) -> Span {
     let ptr = span.ptr.max(window.ptr);
     Span { ptr, bytes: span.end().min(window.end()).saturating_sub(ptr) }

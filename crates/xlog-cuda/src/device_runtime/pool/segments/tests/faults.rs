@@ -1,4 +1,4 @@
-//! Driver failures at one call after the other: no memory is lost, and the state stays true.
+//! Driver failures at one call after the other: no memory is lost, and the state stays consistent.
 
 use xlog_sim::{Call, Fault};
 

@@ -52,12 +52,12 @@ fn request(bytes: u64) -> SpanRequest {
     SpanRequest { bytes, align: UNIT, max_moved: usize::MAX }
 }
 
-/// Both engines.
+/// A seeded device and one with a thread per stream.
 fn devices(capacity: u64) -> [Arc<CudaDevice>; 2] {
     [device(None, capacity), device(Some(7), capacity)]
 }
 
-/// Bytes that the device says are taken.
+/// Bytes that the device reports as taken.
 fn used(device: &CudaDevice) -> u64 {
     let info = device.memory_info().unwrap();
     info.total - info.free

@@ -110,7 +110,7 @@ fn program(seed: u64) {
 fn from_the_same_free_memory(seed: u64) {
     let mut random = Random::new(seed);
     let sizes: Vec<u32> = (0..2 + random.below(60)).map(|_| size(&mut random)).collect();
-    // With room above: the bins of the other one would refuse the last request if it had to fill the span.
+    // With spare space: the bins of the other allocator would refuse the last request if it had to fill the span.
     let filled: u32 = sizes.iter().sum();
     let mut both = Both::new(filled + filled / 4 + 16);
     let mut blocks = Vec::new();
