@@ -1,4 +1,4 @@
-//! Clocks that remember few streams, against clocks that forget nothing.
+//! Compares bounded clocks with clocks that forget nothing.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ struct Streams<const N: usize> {
 #[derive(Clone, Copy, Default)]
 struct Waits {
     inserted: u64,
-    /// Of these, what a clock that forgets nothing would have elided.
+    /// The waits that a full clock would have elided.
     added: u64,
     elided: u64,
 }

@@ -33,7 +33,6 @@ fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
 }
 
 impl DeferredFrees {
-    /// Keeps a failed free for a reap.
     pub(crate) fn keep_failed(&self, generation: Generation) {
         self.failed_frees.lock().push(generation);
     }
@@ -115,7 +114,6 @@ impl DeferredFrees {
         outcome
     }
 
-    /// Retries failed frees.
     pub(crate) fn retry_failed(
         &self,
         tracker: &Tracker,
@@ -139,7 +137,6 @@ impl DeferredFrees {
         self.reaper_lock.try_lock()
     }
 
-    /// Bytes of the deferred blocks.
     pub(crate) fn bytes(&self, table: &BlockTable) -> u64 {
         let deferred = self.deferred.lock();
         let blocks = deferred.iter().filter_map(|&generation| table.at(generation));

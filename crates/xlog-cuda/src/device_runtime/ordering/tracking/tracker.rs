@@ -21,13 +21,11 @@ use crate::stream::{Completion, RawStream};
 #[derive(Debug)]
 pub(crate) struct Tracker {
     pub(crate) table: BlockTable,
-    /// The clock headers of `streams`.
     pub(crate) headers: Arc<ClockHeaders>,
     pub(crate) policy: EventPolicy,
     /// The mismatch between device, number and stream pool, if there is one.
     misfit: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
-    /// The table of `streams`.
     pub(in crate::device_runtime) stream_table: Arc<StreamTable>,
     pub(crate) counters: StripedCounters,
 }
@@ -74,7 +72,6 @@ impl Tracker {
         }
     }
 
-    /// Returns the stream that owns a block.
     pub(crate) fn owner_stream(&self, meta: &BlockMeta) -> ResourceResult<&RawStream> {
         match self.streams.at(meta.owner()) {
             Some(raw) => Ok(raw),
@@ -137,7 +134,6 @@ impl Tracker {
         Ok(())
     }
 
-    /// Returns the statistics of the resource.
     pub(crate) fn statistics(&self) -> ResourceStatistics {
         let counts = self.counters.sum();
         ResourceStatistics {
@@ -165,7 +161,6 @@ impl Tracker {
     }
 }
 
-/// The state of a returned block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Retired {
     /// Its own stream is ordered after all uses.
