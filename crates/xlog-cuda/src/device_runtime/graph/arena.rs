@@ -25,7 +25,6 @@ const GRANULE: usize = 2 << 20;
 /// An arena grows by at least 1/GROWTH_PART of its size.
 const GROWTH_PART: usize = 4;
 
-/// A block that was allocated inside a capture.
 #[derive(Debug)]
 pub(super) struct InsideBlock {
     pub(super) range: FreeRange,
@@ -274,7 +273,6 @@ impl Arena {
     }
 }
 
-/// Frees the range of a block.
 pub(super) fn release(
     free: &mut FreeRanges,
     captured: Option<&mut OpenOrder>,

@@ -23,7 +23,6 @@ pub(super) struct OnStream<'a> {
     pub(super) driver: &'a dyn Driver,
 }
 
-/// A use of a block inside a capture.
 #[derive(Clone, Copy)]
 pub(super) struct CapturedUse {
     pub(super) block: BlockId,
@@ -42,7 +41,6 @@ struct OutsideBlock {
     uses: CapturedUses,
 }
 
-/// The order inside one open capture.
 #[derive(Debug)]
 pub(super) struct OpenOrder {
     pub(super) number: u64,
@@ -196,7 +194,6 @@ impl Arena {
         Ok(())
     }
 
-    /// Closes a use of [`Arena::prepare`].
     pub(super) fn finish(&self, used: CapturedUse, stream: OnStream<'_>) -> ResourceResult<()> {
         let mut state = self.state.lock();
         let ArenaState { blocks, free, open, .. } = &mut *state;
@@ -249,14 +246,12 @@ impl Arena {
         }
     }
 
-    /// Whether the open capture has this use open.
     pub(super) fn has_open_use(&self, block: BlockId, stream: StreamId) -> bool {
         let state = self.state.lock();
         let this = (block.generation, stream);
         state.open.as_ref().is_some_and(|open| open.open_uses.contains(&this))
     }
 
-    /// The number of the open capture.
     pub(super) fn open_capture(&self) -> Option<u64> {
         self.state.lock().open.as_ref().map(|open| open.number)
     }

@@ -43,7 +43,6 @@ struct CapturedStream {
     clock: Vec<u64>,
 }
 
-/// The clocks of one capture.
 #[derive(Debug, Default)]
 pub(super) struct CapturedOrder {
     streams: Vec<CapturedStream>,

@@ -54,7 +54,6 @@ impl Detour {
 
 #[derive(Debug)]
 pub(super) struct Capture {
-    /// The driver's number of the capture.
     pub(super) id: u64,
     pub(super) arena: Arc<Arena>,
 }
@@ -161,7 +160,6 @@ impl GraphRegistry {
         Ok(arena)
     }
 
-    /// Removes an owner of the arena.
     pub(super) fn disown(&self, arena: &Arc<Arena>) {
         {
             let mut inside = arena.state.lock();

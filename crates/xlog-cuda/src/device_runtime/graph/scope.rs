@@ -273,7 +273,6 @@ impl Members {
         Ok(())
     }
 
-    /// Unregisters the capture.
     fn close(&mut self) -> Ended {
         match std::mem::replace(&mut self.is_open, false) {
             true => self.runtime().graphs().close(&self.owner.arena),
