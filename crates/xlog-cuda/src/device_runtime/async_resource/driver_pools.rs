@@ -84,7 +84,6 @@ impl DriverPools {
         self.device.driver().async_pools().ok_or_else(no_pools)
     }
 
-    /// Returns the pool for the next request.
     #[inline]
     pub(super) fn current(&self) -> ResourceResult<RequestPool> {
         let Some(bytes) = self.cap.bytes() else {

@@ -230,7 +230,6 @@ impl Frees {
         self.streams.iter().filter_map(|(_, at)| waiting(at)).collect()
     }
 
-    /// Runs `change` with the frees of a stream.
     #[inline]
     fn with<T: Default>(
         &self,

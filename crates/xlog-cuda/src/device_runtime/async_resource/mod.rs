@@ -251,7 +251,6 @@ impl AsyncCudaResource {
         }
     }
 
-    /// Ends blocks whose frees have completed.
     fn freed(&self, generations: &[Generation]) {
         let bytes = self.tracker.table.end(generations);
         self.tracker.counters.count(|counts| {
@@ -278,7 +277,6 @@ impl AsyncCudaResource {
         outcome
     }
 
-    /// Retries failed frees.
     fn retry(&self) -> ResourceResult<()> {
         self.deferred_frees
             .retry_failed(&self.tracker, |generation, meta| self.free_late(generation, meta))

@@ -5,7 +5,7 @@
 //! by fragmentation or by memory pending on other streams, is charged right after. If the meter refuses that, the block is
 //! freed and the request refused, as is every other request until the excess is trimmed or charged.
 //!
-//! Invariant: the charged bytes cover the bytes that the pool holds, except for growth in flight and for unforeseen steps
+//! Invariant: the charged bytes (`announced`) cover the bytes that the pool holds, except for growth in flight and for unforeseen steps
 //! that could not be trimmed yet, one for each concurrent thread. No thread waits with the lock held.
 
 use std::sync::Arc;
@@ -45,10 +45,9 @@ struct State {
     is_over: bool,
 }
 
-/// The accounting of a request in flight.
 #[derive(Clone, Copy)]
 enum Part {
-    /// Announced, because the pool must grow.
+    /// Charged, because the pool must grow.
     Ahead(usize),
     /// Expected to fit into the free memory of the pool.
     Claimed(usize),
@@ -68,7 +67,6 @@ impl PhysicalBytes {
         Ok(())
     }
 
-    /// Whether there is a meter.
     #[inline]
     pub(super) fn is_metered(&self) -> bool {
         self.metered.load(Ordering::Acquire)
