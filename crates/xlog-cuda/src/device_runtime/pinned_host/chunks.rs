@@ -18,7 +18,6 @@ pub(super) struct Chunk {
     pub(super) bytes: usize,
 }
 
-/// The memory of a resource.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     /// By device address.

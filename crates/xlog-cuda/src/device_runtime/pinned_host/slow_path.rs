@@ -22,7 +22,6 @@ use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError, Resou
 const POLLED_PER_REQUEST: usize = 2;
 
 impl PinnedHostResource {
-    /// Finds memory for a request.
     pub(super) fn find(&self, bytes: usize, align: usize) -> ResourceResult<TlsfAllocation> {
         let allocate = |path| {
             let found = self.chunks.lock().free.allocate(bytes as u64, align as u64);
