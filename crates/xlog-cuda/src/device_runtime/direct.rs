@@ -390,7 +390,7 @@ mod tests {
             assert_eq!(matches!(error, ResourceError::Driver(_)), fails, "{error}");
             assert_eq!((resource.physical_bytes(), meter.0.load(Ordering::Relaxed)), (Some(0), 0));
         }
-        // The next request takes what it needs, and its free gives it back.
+        // The next request takes what it needs, and its free releases it.
         let block = resource.allocate(3 << 20, StreamId::DEFAULT, AllocTag("rows")).unwrap();
         assert_eq!(
             (resource.physical_bytes(), meter.0.load(Ordering::Relaxed)),

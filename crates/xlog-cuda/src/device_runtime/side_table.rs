@@ -80,7 +80,7 @@ impl<const N: usize> Drop for TakenEntry<'_, N> {
 }
 
 impl<const N: usize> SideTable<N> {
-    /// Creates an empty table. `by_slot` is [`DeviceMemoryResource::places_blocks`] of the resource below.
+    /// Creates an empty table. `by_slot` is `places_blocks` of the resource below.
     pub(crate) fn new(by_slot: bool) -> Self {
         if by_slot {
             Self::BySlot(std::iter::repeat_with(OnceLock::new).take(CHUNKS).collect())
@@ -234,7 +234,7 @@ mod tests {
         Some(words)
     }
 
-    /// A foreign resource may always use slot 0, or count in the slot.
+    /// A resource of other code may always use slot 0, or count in the slot.
     #[test]
     fn blocks_of_one_slot_and_of_one_sequence_are_all_found() {
         let table = SideTable::<2>::new(false);

@@ -18,7 +18,6 @@ fn source() -> MutexGuard<'static, IdSource> {
     SOURCE.lock()
 }
 
-/// The counter and the live ids.
 struct IdSource {
     next: u32,
     live: BTreeSet<u32>,

@@ -45,7 +45,6 @@ pub(super) enum Holder {
     Pool,
 }
 
-/// A leased stream.
 struct LeasedStream {
     stream: Arc<DeviceStream>,
     holder: Holder,
@@ -128,7 +127,6 @@ impl StreamTable {
         self.number
     }
 
-    /// Returns the number of leased streams.
     pub(super) fn leased(&self) -> usize {
         self.state.lock().leased
     }
@@ -138,7 +136,6 @@ impl StreamTable {
         self.state.lock().made.values().sum()
     }
 
-    /// Returns the driver stream in a slot.
     #[inline]
     pub(super) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         match self.inline.get(slot as usize) {
@@ -151,7 +148,6 @@ impl StreamTable {
         &self.headers
     }
 
-    /// Returns the driver stream that is leased under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);

@@ -19,7 +19,6 @@ const MIN_FREE: u64 = FREE_PER_EVENT / 64;
 /// large blocks an event for each free.
 const FREES_PER_POLL: u32 = 256;
 
-/// The result of [`RawStream::poll`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Completion {
     Complete,
@@ -323,7 +322,6 @@ fn synchronize_complete(driver: &dyn Driver, event: EventHandle) -> DriverResult
     Ok(is_complete)
 }
 
-/// Waits for an event.
 fn synchronize_event(driver: &dyn Driver, event: EventHandle) -> DriverResult<bool> {
     driver.event_synchronize(event).map(|()| true)
 }

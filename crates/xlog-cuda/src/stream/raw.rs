@@ -43,7 +43,6 @@ unsafe impl Sync for DriverPtr {}
 #[repr(C, align(64))]
 pub(crate) struct RawStream {
     pub(super) handle: StreamHandle,
-    /// The driver of `device`.
     driver: DriverPtr,
     pub(super) clock: StreamClock<EventHandle, ClockHeaderRef>,
     priority: i32,
@@ -207,7 +206,6 @@ impl RawStream {
         Ok(())
     }
 
-    /// Notes the end of the capture.
     pub(crate) fn end_capture(&self) {
         self.clock.header().end_capture();
     }
