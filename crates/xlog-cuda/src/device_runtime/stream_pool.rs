@@ -32,7 +32,7 @@ pub enum StreamPoolError {
     /// All streams of the pool are leased.
     #[error("all {max} streams of the pool are out; give one back or make the pool larger")]
     Capacity {
-        /// The maximum.
+        /// The maximum number of leased streams.
         max: usize,
     },
     /// The driver did not create a stream; the text is its error.

@@ -189,7 +189,7 @@ impl CapturedUses {
         add_point(&mut self.writes, point);
     }
 
-    /// Adds a finished use. A write replaces the points that its stream follows: followers of the write follow them too.
+    /// Adds a finished use. A write replaces the points that its stream follows, since followers of the write follow them too.
     pub(super) fn finish(
         &mut self,
         order: &CapturedOrder,

@@ -140,7 +140,7 @@ impl PinnedHostResource {
         Ok(host)
     }
 
-    /// Ends what [`begin_buffer`](Self::begin_buffer) began. A block that was returned meanwhile is freed.
+    /// Unregisters the block of a buffer. Frees it if it was returned meanwhile.
     fn end_buffer(&self, block: &DeviceBlock) {
         let is_returned = self.chunks.lock().buffers.remove(&block.generation);
         if is_returned == Some(true)

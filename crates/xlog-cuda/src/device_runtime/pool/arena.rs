@@ -95,7 +95,7 @@ pub(super) struct Arena {
     pub(super) tlsf: Tlsf,
     pub(super) magazine: Magazine,
     coalesce_queue: CoalesceQueue,
-    /// The stamp of the last free: what is in the magazine and the coalesce queue was freed by then.
+    /// The stamp of the last free, which covers the blocks in the magazine and the coalesce queue.
     last_free: u64,
     /// Free slots for the next blocks.
     slots: Vec<u32>,

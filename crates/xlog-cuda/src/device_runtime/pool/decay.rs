@@ -40,7 +40,7 @@ impl PoolResource {
         self.config.idle_decay.filter(|_| !self.return_waits())
     }
 
-    /// How often [`Self::return_idle_at`] should be called; `None` without a decay.
+    /// Returns the interval at which to call [`Self::return_idle_at`]; `None` without a decay.
     pub(super) fn decay_interval(&self) -> Option<Duration> {
         self.decay_time().map(|idle| (idle / LOOKS).max(Duration::from_millis(1)))
     }

@@ -204,7 +204,7 @@ impl<S: Default> StateWord<S> {
         let Some(_held) = self.enter_biased() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        // A biased block is live and not inflated; only the claim may be stale.
+        // A biased block is live and not inflated; only the identity may be stale.
         let opened = generation_bits(word) == bits && word & all != all;
         if opened {
             self.word.store(word + one, Ordering::Release);

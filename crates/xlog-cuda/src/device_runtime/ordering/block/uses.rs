@@ -15,7 +15,7 @@ use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// A use as the caller of the hooks names it.
+/// A use, identified by stream and access as in the hooks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedUse {
     pub(crate) stream: StreamId,
@@ -263,7 +263,7 @@ impl Uses {
         self.open.iter().find(|open| open.matches(named)).map(|open| open.slot)
     }
 
-    /// Closes the oldest such use; returns what it was ordered after.
+    /// Closes the oldest such use; returns the work that it was ordered after.
     #[inline(always)]
     pub(crate) fn close(&mut self, named: NamedUse) -> Option<OrderedAfter> {
         let at = self.open.iter().position(|open| open.matches(named))?;

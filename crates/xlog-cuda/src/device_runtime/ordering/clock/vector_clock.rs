@@ -252,7 +252,7 @@ mod tests {
         vector_clock.entries().iter().map(|entry| (entry.slot(), entry.stamp())).collect()
     }
 
-    /// Against a map that forgets nothing.
+    /// Compares with a map that forgets nothing.
     fn compare<const N: usize>(seed: u64, streams: u64) {
         let mut next = generator(seed);
         let (mut vector_clock, mut map) = (VectorClock::<N>::default(), BTreeMap::new());

@@ -107,7 +107,7 @@ mod tests {
         let (mine, mut counted) = (thread_index() as usize, 100);
         let all = std::sync::Barrier::new(2 * STRIPES);
         let beside = || {
-            // All are alive now, so they are spread over the parts.
+            // All are alive now, so they are spread over the stripes.
             all.wait();
             count(&counters, 100);
             thread_index() as usize % STRIPES == mine % STRIPES

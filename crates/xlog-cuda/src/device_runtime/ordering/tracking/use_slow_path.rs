@@ -82,7 +82,7 @@ pub(crate) fn close(
     slot: u32,
     stamp: u64,
 ) -> EndUse {
-    // Checked under the lock, so that a stale claim closes no use of another block.
+    // Checked under the lock, so that a stale identity closes no use of another block.
     if meta.generation() != generation {
         return EndUse::Stale;
     }

@@ -216,7 +216,7 @@ pub(crate) trait UseTracking {
         finished: NamedUse,
     ) -> ResourceResult<&RawStream> {
         let slot = meta.with_uses(|uses| {
-            // Checked under the lock, so that a stale claim finds no use of another block.
+            // Checked under the lock, so that a stale identity finds no use of another block.
             if meta.generation() != block.generation {
                 return Err(stale(block));
             }

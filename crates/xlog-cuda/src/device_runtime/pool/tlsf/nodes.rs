@@ -211,7 +211,7 @@ impl Nodes {
         self.slots()
     }
 
-    /// Ensures that `more` nodes can be put without an allocation. Probes at most that many vacant nodes.
+    /// Ensures that `more` nodes can be inserted without an allocation. Probes at most that many vacant nodes.
     #[cold]
     pub(super) fn reserve(&mut self, more: usize) -> bool {
         let vacant = std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).phys.next()));
@@ -236,7 +236,7 @@ impl Nodes {
         true
     }
 
-    /// Puts a node between two neighbours. Returns [`NIL`] without a preceding [`reserve`](Self::reserve).
+    /// Inserts a node between two neighbours. Returns [`NIL`] without a preceding [`reserve`](Self::reserve).
     pub(super) fn put(&mut self, node: Node, prev: Id, next: Id) -> Id {
         let Some((mut slots, vacant)) = self.slots() else { return NIL };
         let id = *vacant;

@@ -1,4 +1,4 @@
-//! Random lives from seeds, with failures, against the model; and several threads at once.
+//! Seeded random operations with failures, checked by the model; and concurrent threads.
 
 use xlog_base::Random;
 use xlog_sim::{Call, Fault};

@@ -124,7 +124,7 @@ pub(super) fn handles(_: u64) -> u64 {
     32 * MIB
 }
 
-/// A thirty-second of what is reserved, in steps of 2 MiB up to 32 MiB.
+/// 1/32 of the reserved bytes, in steps of 2 MiB up to 32 MiB.
 fn proportional(reserved: u64) -> u64 {
     (reserved / 32).next_multiple_of(2 * MIB).clamp(2 * MIB, 32 * MIB)
 }
