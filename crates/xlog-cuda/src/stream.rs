@@ -1,12 +1,12 @@
-//! One stream, and the work that can be queued on it.
+//! A stream, and the work that can be queued on it.
 //!
 //! A [`DeviceStream`] is one lease's view of a driver stream. The driver stream may serve a later lease under another
-//! [`StreamId`]. It is destroyed when its last owner is gone, be it the pool, a lease or a resolved handle: a handle
-//! stays valid without its pool.
+//! [`StreamId`]. It is destroyed with its last owner: the pool, a lease or a resolved handle. A handle stays valid
+//! without its pool.
 //!
 //! Invariants: work of one stream runs in the order it was queued; a call that queues work returns while an earlier
-//! operation of its stream is held. This file validates no pointer and tracks no use: that a range is live and ordered
-//! is the caller's promise, hence the `unsafe` calls.
+//! operation of its stream is held. This file validates no pointer and tracks no use: the caller of the `unsafe` calls
+//! promises that ranges are live and ordered.
 
 mod completion;
 mod done;
@@ -28,7 +28,7 @@ pub(crate) use completion::Completion;
 pub use done::StreamDone;
 pub(crate) use raw::{CallGuard, RawStream, is_capture_refusal};
 
-/// A stream of one device, as [`StreamPool`](crate::device_runtime::StreamPool) hands it out.
+/// A stream of one device, from a [`StreamPool`](crate::device_runtime::StreamPool).
 ///
 /// ```
 /// use std::sync::Arc;
@@ -59,7 +59,7 @@ impl DeviceStream {
         let stream = Self { id, raw };
         stream.raw.clock().header().set_leased(Some(stream.id().0));
         if let Some(observer) = stream.device().observer() {
-            // The name only makes race reports readable; work is the same without it.
+            // The name only makes race reports readable, so a failure is ignored.
             let _ = observer.name_stream(stream.raw.handle(), &stream.id().to_string());
         }
         stream
@@ -83,16 +83,16 @@ impl DeviceStream {
         &self.raw.device
     }
 
-    /// The driver's name for the stream. A later lease may run on the same driver stream.
+    /// Returns the driver's handle of the stream. A later lease may run on the same driver stream.
     ///
-    /// It is valid as long as this object lives; it must not be destroyed. On CUDA it is the raw `CUstream`: from now on the stream is
-    /// asked before each use whether it is being captured, as after [`DeviceStream::cu_stream`].
+    /// It is valid as long as this object lives; it must not be destroyed. On CUDA it is the raw `CUstream`: from now on each use
+    /// first checks whether the stream is being captured, as after [`DeviceStream::cu_stream`].
     pub fn handle(&self) -> StreamHandle {
         self.raw.mark_handle_escaped();
         self.raw.handle()
     }
 
-    /// The raw `CUstream`, for kernels launched by other libraries; `None` on the simulated devices.
+    /// Returns the raw `CUstream`, for kernels of other libraries; `None` on the simulated devices.
     ///
     /// It is valid as long as this object lives; it must not be destroyed.
     pub fn cu_stream(&self) -> Option<*mut c_void> {
@@ -120,7 +120,7 @@ impl DeviceStream {
         Ok(())
     }
 
-    /// Queues a copy to the host and waits until the bytes are there. After an error `dst` is unspecified.
+    /// Queues a copy to the host and waits for the bytes. After an error `dst` is unspecified.
     ///
     /// # Safety
     /// As for [`DeviceStream::memset`], with the range of `dst.len()` bytes at `src`.
@@ -142,24 +142,24 @@ impl DeviceStream {
 
     /// Queues a host function; later work of this stream waits for it.
     ///
-    /// It must not call the driver, and so must not own the last handle of a stream or device; releasing a [`Gate`] is
-    /// allowed. A panic in it is swallowed.
+    /// It must not call the driver, and so must not own the last handle of a stream or device. It may release a [`Gate`]. A
+    /// panic in it is swallowed.
     pub fn host_fn(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
         Ok(self.driver().host_fn(self.raw.handle(), Box::new(work))?)
     }
 
-    /// Holds the stream: what is queued after this call runs only once the gate is released or dropped.
+    /// Holds the stream: work queued after this call runs only once the gate is released or dropped.
     pub fn hold(&self) -> Result<Gate> {
         Ok(self.driver().hold(self.raw.handle())?)
     }
 
-    /// Waits until everything queued on this stream has completed. Where this thread is the one that uses the stream, no later use waits
-    /// for any of it.
+    /// Waits until all work queued on this stream has completed. On the thread that uses the stream, later uses then need no wait
+    /// for that work.
     pub fn synchronize(&self) -> Result<()> {
         self.host_access("synchronize", RawStream::synchronize_queued)
     }
 
-    /// True when everything queued on this stream has completed. Never waits.
+    /// Returns true if all work queued on this stream has completed. Never waits.
     pub fn query(&self) -> Result<bool> {
         self.host_access("query", RawStream::query)
     }
@@ -178,10 +178,10 @@ impl DeviceStream {
         if self.raw.handle() == other.raw.handle() {
             return Ok(());
         }
-        // Neither stream is captured by the runtime between the check and the wait.
+        // The runtime begins no capture of either stream between the check and the wait.
         let _entered = loop {
             if other.raw.handle_escaped() {
-                // Others may capture that stream, and a stream that waits for captured work joins the capture.
+                // Other code may capture `other`, and a stream that waits for captured work joins the capture.
                 self.raw.mark_handle_escaped();
             }
             let entered = [self.raw.enter_call(), other.raw.enter_call()];
@@ -196,13 +196,13 @@ impl DeviceStream {
             .event_record(event, other.raw.handle())
             .and_then(|()| driver.stream_wait_event(self.raw.handle(), event));
         #[allow(unsafe_code)]
-        // SAFETY: made here, and not used any more. A queued wait outlives its event, and an unused one must go in any case.
+        // SAFETY: created here, and not used any more. A queued wait outlives its event.
         let destroyed = unsafe { driver.event_destroy(event) };
         queued?;
         Ok(destroyed?)
     }
 
-    /// Waits for the stream or queries it; one under capture, whose capture that would break, is refused.
+    /// Waits for the stream or queries it; refuses a stream under capture, because the call would break the capture.
     fn host_access<T>(
         &self,
         call: &'static str,
@@ -216,7 +216,7 @@ impl DeviceStream {
         })
     }
 
-    /// Refuses a wait that would break a capture: of captured work for work outside, or for another capture.
+    /// Refuses a wait that would break a capture: a captured stream may not wait for work outside, or for another capture.
     fn check_one_capture(&self, other: &DeviceStream) -> Result<()> {
         let may_be = |stream: &DeviceStream| stream.raw.handle_escaped();
         let either = may_be(self) || may_be(other);

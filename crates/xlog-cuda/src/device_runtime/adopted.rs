@@ -1,13 +1,14 @@
-//! Streams and memory of other libraries in the order of a runtime.
+//! Orders streams and memory of other libraries with a runtime.
 //!
-//! A leased stream of the pool, the proxy, stands for a foreign stream. Before foreign work is queued, the foreign stream waits for the proxy;
-//! afterwards the proxy waits for the foreign stream. The runtime then sees the work on the proxy, and closes its uses there with an exact event.
-//! Foreign memory is represented by a small block of the runtime: uses of the memory are uses of that block.
+//! A leased stream of the pool, the proxy, represents a foreign stream. Before foreign work is queued, the foreign stream waits
+//! for the proxy; afterwards the proxy waits for the foreign stream. For the runtime the work is on the proxy, where its uses
+//! close with an exact event. A small block of the runtime represents foreign memory: uses of the memory are uses of that block.
 //!
 //! Invariants:
-//! - A foreign handle is touched only in calls on the [`AdoptedStream`] that was made of it. Nothing about it is kept afterwards, so a handle
-//!   that the driver reuses is never taken for the stream before, and the legacy stream and a thread's default stream need no special care.
-//! - A proxy is in the capture of its foreign stream, or neither is captured. A stream whose capture cannot be joined is refused before anything
+//! - Only calls on an [`AdoptedStream`] access its foreign handle, and nothing is cached by handle. A handle that the driver
+//!   reuses is never mistaken for the earlier stream, and the legacy and per-thread default streams need no special care.
+//! - A proxy is in the capture of its foreign stream, or neither is captured. A stream whose capture cannot be joined is
+//!   refused before anything is recorded on it.
 //!   is recorded on it.
 
 use std::ffi::c_void;
@@ -27,8 +28,8 @@ const PER_THREAD: usize = 2;
 
 /// A stream of another library, such as a `CUstream` of cudarc, for work that uses buffers of a runtime.
 ///
-/// Name [`AdoptedStream::id`] in a [`LaunchRecorder`](crate::LaunchRecorder), and queue the work in [`AdoptedStream::run`]. It belongs to its
-/// thread, because a thread's default stream does. docs/cudarc.md has an example.
+/// Name [`AdoptedStream::id`] in a [`LaunchRecorder`](crate::LaunchRecorder), and queue the work in [`AdoptedStream::run`]. The
+/// object stays on its thread, because a thread's default stream does. docs/cudarc.md has an example.
 #[must_use = "dropping it ends the adoption"]
 pub struct AdoptedStream {
     proxy: StreamLease,
@@ -40,10 +41,10 @@ pub struct AdoptedStream {
 impl StreamPool {
     /// Adopts a stream of another library, until the returned object is dropped. Takes a lease for its proxy.
     ///
-    /// On CUDA `stream` is a `CUstream`; null and the constants for the legacy stream and the thread's default stream are accepted. On the
-    /// simulated device it is the number of a [`StreamHandle`]. If other code captures it, the proxy joins the capture, and
-    /// [`XlogDeviceRuntime::join_capture`](super::XlogDeviceRuntime::join_capture) serves allocations and uses on it. Drop the returned object
-    /// before that capture ends.
+    /// On CUDA `stream` is a `CUstream`; null and the constants for the legacy stream and the thread's default stream are
+    /// accepted. On the simulated device it is the number of a [`StreamHandle`]. If other code captures it, the proxy joins the
+    /// capture, and [`XlogDeviceRuntime::join_capture`](super::XlogDeviceRuntime::join_capture) serves allocations and uses on it.
+    /// Drop the returned object before that capture ends.
     ///
     /// # Safety
     /// `stream` is a stream of this device's primary context, and is not destroyed before the returned object is dropped.
@@ -86,11 +87,11 @@ impl StreamPool {
 }
 
 impl StreamPool {
-    /// Gives a stream of another library an id of this pool, for the life of the pool. Blocks can be allocated on it: work that the library
-    /// queues there needs no announcement, as on any block's own stream. It counts in no limit of the pool.
+    /// Issues an id of this pool for a stream of another library, for the life of the pool. Blocks can be allocated on it. Work
+    /// that the library queues there needs no announcement, as on any block's own stream. No limit of the pool counts it.
     ///
-    /// It is for streams that are never destroyed, such as those of PyTorch; [`StreamPool::adopt`] is for all others. `stream` is as there, but
-    /// the constant for the thread's default stream names another stream in each thread, and is refused.
+    /// Use it for streams that are never destroyed, such as those of PyTorch, and [`StreamPool::adopt`] for all others. `stream` is
+    /// as there, except that the constant for the thread's default stream is refused: it names another stream in each thread.
     ///
     /// # Safety
     /// `stream` is a stream of this device's primary context, and is not destroyed while this pool, its leases or its handles live.
@@ -130,7 +131,7 @@ impl StreamPool {
 }
 
 impl AdoptedStream {
-    /// The id that stands for this stream in recorders and copies.
+    /// Returns the id that represents this stream in recorders and copies.
     pub fn id(&self) -> StreamId {
         self.proxy.id()
     }
@@ -151,11 +152,11 @@ impl AdoptedStream {
 
     /// Adopts `len` elements at `ptr`, which this stream may have pending work on, as a buffer of the runtime.
     ///
-    /// The manager's limit counts it; the runtime's budget counts only the small block that stands for it. Dropping the buffer does not free
-    /// the memory: [`AdoptedStream::give_back`] orders this stream after all uses. Memory that the driver does not know is refused.
+    /// The manager's limit counts it; the runtime's budget counts only the small block that represents it. Dropping the buffer does
+    /// not free the memory: [`AdoptedStream::give_back`] orders this stream after all uses. Memory unknown to the driver is refused.
     ///
     /// # Safety
-    /// The memory stays until all work that was given this buffer has completed. Other work on it is ordered: before this call on this
+    /// The memory stays until all work with this buffer has completed. Other work on it is ordered: before this call on this
     /// stream, or after [`AdoptedStream::give_back`].
     #[track_caller]
     pub unsafe fn adopt<T: DeviceRepr>(
@@ -169,8 +170,8 @@ impl AdoptedStream {
         memory.on_stream(self.id()).alloc_adopted(ptr, len)
     }
 
-    /// Makes this stream wait for every use of a buffer, and drops the buffer. The owner of adopted memory may then free it, in the order of
-    /// this stream.
+    /// Makes this stream wait for every use of a buffer, and drops the buffer. The owner of adopted memory may then free it in
+    /// the order of this stream.
     pub fn give_back<T: DeviceRepr>(&self, buffer: TrackedCudaSlice<T>) -> Result<()> {
         check_not_capturing(self.driver(), self.foreign)?;
         let (Some(runtime), Some(block)) = (buffer.runtime(), buffer.id()) else { return Ok(()) };
@@ -185,7 +186,7 @@ impl AdoptedStream {
         &**self.proxy.device().driver()
     }
 
-    /// Refuses work on a foreign stream that was captured, or whose capture has ended, since it was adopted.
+    /// Refuses work on a foreign stream whose capture has begun or ended since it was adopted.
     fn check_one_capture(&self) -> Result<()> {
         let Err(refused) = check_not_capturing(self.driver(), self.foreign) else { return Ok(()) };
         match self.is_in_one_capture() {
@@ -202,7 +203,7 @@ impl AdoptedStream {
         own.is_some() && own == id(self.foreign)
     }
 
-    /// Makes later work of `waiting` wait for what is queued on `other`.
+    /// Makes later work of `waiting` wait for the work queued on `other`.
     fn order(&self, waiting: StreamHandle, other: StreamHandle) -> DriverResult<()> {
         let driver = self.driver();
         driver.event_record(self.event, other)?;
@@ -216,7 +217,7 @@ impl AdoptedStream {
     }
 }
 
-/// Rejoins, also if the work panics: the recorder then closes its uses on the proxy.
+/// Rejoins, even if the work panics: the recorder then closes its uses on the proxy.
 struct Rejoin<'a>(Option<&'a AdoptedStream>);
 
 impl Rejoin<'_> {
@@ -233,7 +234,7 @@ impl Drop for Rejoin<'_> {
     }
 }
 
-/// Whether other code captures the stream, in a way that a proxy can join.
+/// Whether other code captures the stream, so that a proxy can join.
 fn joins_capture(driver: &dyn Driver, stream: StreamHandle) -> Result<bool> {
     let info = driver.graphs().map(|graphs| graphs.capture_info(stream)).transpose()?;
     if info.flatten().is_some() {
@@ -257,10 +258,10 @@ fn check_not_capturing(driver: &dyn Driver, stream: StreamHandle) -> Result<()> 
 impl Drop for AdoptedStream {
     fn drop(&mut self) {
         if self.is_in_one_capture() {
-            // A capture ends well only if all its streams have joined again.
+            // A capture ends without error only if all its streams have rejoined.
             let _ = self.order(self.foreign, self.proxy.stream().raw().handle());
         }
-        // SAFETY: made by `adopt`, and not used any more.
+        // SAFETY: created by `adopt`, and not used any more.
         let _ = unsafe { self.driver().event_destroy(self.event) };
     }
 }

@@ -1,8 +1,7 @@
 //! One raw driver allocation for each block, so that a memory checker sees every bound.
 //!
-//! A free waits for the whole device and then calls the driver: slow, and what a sanitizer run needs. It tracks no
-//! uses; the stream of a block is only a label. It still guarantees that a block is freed once, by its identity, and
-//! that a reap retries a free that the driver refuses.
+//! A free waits for the whole device and then calls the driver, which is slow. The resource tracks no uses; the stream of a
+//! block is only a label. It frees a block once, by its identity, and a reap retries a free that the driver refuses.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,9 +40,9 @@ pub struct DirectCudaResource {
     ordinal: u32,
     table: BlockTable,
     outstanding: AtomicUsize,
-    /// Bytes that the outstanding blocks take of the device.
+    /// Device bytes of the outstanding blocks.
     physical: AtomicUsize,
-    /// Bytes in granules of the driver, against the cap.
+    /// Their bytes in granules of the driver, limited by the cap.
     granules: AtomicU64,
     cap: CapSlot,
     allocations: AtomicU64,
@@ -59,12 +58,12 @@ pub struct DirectCudaResource {
 #[derive(Default)]
 struct Pin {
     holders: usize,
-    /// Whether the block was returned: then the last holder frees it.
+    /// Whether the block was returned: the last holder then frees it.
     is_returned: bool,
 }
 
 impl DirectCudaResource {
-    /// Creates a resource of `device`, which is number `ordinal`.
+    /// Creates a resource of `device`, which has the number `ordinal`.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, ordinal: u32) -> Self {
         Self {
@@ -96,20 +95,20 @@ impl DirectCudaResource {
         self.meter.lock().clone()
     }
 
-    /// The bytes that a block takes of the device at least: a multiple of the driver's alignment.
+    /// Returns the minimum of device bytes of a block: a multiple of the driver's alignment.
     fn physical(&self, bytes: usize) -> usize {
         let step = self.device.properties().allocation_alignment.max(1);
         bytes.checked_next_multiple_of(step).unwrap_or(bytes)
     }
 
-    /// The bytes that a block takes of the card; small blocks share a granule.
+    /// Returns the device bytes of a block in granules; small blocks share a granule.
     fn in_granules(&self, bytes: usize) -> u64 {
         let physical = self.physical(bytes) as u64;
         let whole = physical.checked_next_multiple_of(GRANULE).unwrap_or(physical);
         if physical > GRANULE / 2 { whole } else { physical }
     }
 
-    /// Charges what a block takes of the card; refuses what exceeds the cap.
+    /// Charges the granules of a block; refuses a block that exceeds the cap.
     fn charge_granules(&self, bytes: usize) -> ResourceResult<()> {
         let taken = self.in_granules(bytes);
         let allowed = self.cap.in_granules(GRANULE);
@@ -118,23 +117,23 @@ impl DirectCudaResource {
         added.map(|_| ()).map_err(|held| refused_by_cap(bytes, allowed, GRANULE, held))
     }
 
-    /// Frees an allocation for which the table has no slot. If the driver refuses, it is not counted either.
+    /// Frees an allocation for which the table has no slot. It is uncounted even if the driver refuses.
     #[cold]
     fn refuse_block(&self, ptr: u64, counted: Counted<'_>) -> ResourceError {
         drop(counted);
         #[allow(unsafe_code)]
-        // SAFETY: just allocated, so no other thread names it.
+        // SAFETY: just allocated, so no other thread knows it.
         let freed = unsafe { self.device.driver().free(ptr) };
         freed.err().map_or_else(too_many_blocks, Into::into)
     }
 
     fn free(&self, generation: Generation) -> ResourceResult<()> {
         let Some(meta) = self.table.at(generation) else { return Ok(()) };
-        // A wait for the whole device would break stream captures of others. What this wait leaves out, the free waits for.
+        // Waiting for the whole device would break stream captures of other code. The free waits for the remaining work.
         let _waited = self.device.driver().synchronize_streams()?;
         #[allow(unsafe_code)]
-        // SAFETY: the record says that this block is ours and retired, which happens once; the driver's free returns after all
-        // work that was queued before.
+        // SAFETY: the metadata says that the block belongs to this resource and is retired, which happens once; the driver's
+        // free returns after all work that was queued before.
         unsafe {
             self.device.driver().free(meta.ptr())?;
         }
@@ -154,7 +153,7 @@ impl DirectCudaResource {
     }
 }
 
-/// The charge of a block that is being made, against the cap and the meter. Released when dropped.
+/// The charge of a block that is being allocated, for the cap and the meter. Released when dropped.
 struct Counted<'a> {
     resource: &'a DirectCudaResource,
     bytes: usize,
@@ -191,7 +190,7 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Unpins a block, also if the work panics.
+/// Unpins a block, even if the work panics.
 struct Unpin<'a> {
     resource: &'a DirectCudaResource,
     generation: Generation,
@@ -391,7 +390,7 @@ mod tests {
             assert_eq!(matches!(error, ResourceError::Driver(_)), fails, "{error}");
             assert_eq!((resource.physical_bytes(), meter.0.load(Ordering::Relaxed)), (Some(0), 0));
         }
-        // The next request takes what it needs, and its free gives it back.
+        // The next request takes what it needs, and its free releases it.
         let block = resource.allocate(3 << 20, StreamId::DEFAULT, AllocTag("rows")).unwrap();
         assert_eq!(
             (resource.physical_bytes(), meter.0.load(Ordering::Relaxed)),

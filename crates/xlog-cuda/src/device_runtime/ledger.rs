@@ -1,10 +1,11 @@
-//! The ledger as a meter: charges the physical memory of a resource to the ledger that processes share.
+//! Charges the physical memory of a resource to the ledger that processes share.
 //!
-//! The ledger counts in units of 256 bytes and rounds each charge up. A resource may release other portions than it charged, so
-//! [`LedgerMeter`] keeps the exact sum of bytes, holds the units that the sum needs, and moves the difference. No lock is held over
-//! a call of the ledger, which may wait for its file lock.
+//! The ledger counts in units of 256 bytes and rounds each charge up. A resource may release other amounts than it charged, so
+//! [`LedgerMeter`] keeps the exact sum of bytes, holds the units that the sum needs, and moves the difference. No lock is held
+//! over a call of the ledger, which may wait for its file lock.
 //!
-//! Invariant: the ledger counts at least the bytes that are charged. The meter does not join a ledger, and does not see memory that
+//! Invariant: the ledger counts at least the charged bytes. The meter neither joins a ledger nor sees memory that bypasses its
+//! resource.
 //! bypasses its resource.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,11 +19,11 @@ use super::budget::{NAMED, OtherProcess, OtherUse};
 use super::resource::{PhysicalMeter, ResourceError, ResourceResult};
 use super::runtime::Listener;
 
-/// How long the driver may take to tear down a killed process.
+/// The maximum time in which the driver frees the memory of a killed process.
 const TEARDOWN: Duration = Duration::from_secs(5);
 const TEARDOWN_PAUSE: Duration = Duration::from_millis(5);
 
-/// Meters physical memory by the ledger that processes share. Give it to [`meter_physical`] of the lowest resource.
+/// Meters physical memory by the ledger that processes share. Install it by [`meter_physical`] of the lowest resource.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -51,15 +52,14 @@ pub struct LedgerMeter {
     ledger: Arc<Ledger>,
     state: Mutex<MeterState>,
     failed_releases: AtomicU64,
-    /// Runs while there is memory.
+    /// Started once memory is charged.
     listener: OnceLock<Arc<Listener>>,
 }
 
 #[derive(Debug, Default)]
 struct MeterState {
-    /// Charged bytes.
     bytes: u64,
-    /// Units that the ledger counts for them.
+    /// Units that the ledger counts for the bytes.
     units: u64,
 }
 
@@ -82,7 +82,7 @@ impl MeterState {
 }
 
 impl LedgerMeter {
-    /// Makes a meter that charges `ledger`.
+    /// Creates a meter that charges `ledger`.
     #[must_use]
     pub fn new(ledger: Arc<Ledger>) -> Self {
         Self {
@@ -93,7 +93,7 @@ impl LedgerMeter {
         }
     }
 
-    /// Starts `listener` when there is memory, from now on.
+    /// Starts `listener` once memory is charged.
     pub(super) fn start_with_memory(&self, listener: &Arc<Listener>) {
         let _ = self.listener.set(listener.clone());
         if self.bytes() > 0 {
@@ -101,17 +101,17 @@ impl LedgerMeter {
         }
     }
 
-    /// The ledger.
+    /// Returns the ledger.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// The charged bytes.
+    /// Returns the charged bytes.
     pub fn bytes(&self) -> u64 {
         self.state.lock().bytes
     }
 
-    /// The number of releases that the ledger could not record. The first one is reported on standard error.
+    /// Returns the number of releases that the ledger could not record. The first one is reported on standard error.
     pub fn failed_releases(&self) -> u64 {
         self.failed_releases.load(Ordering::Relaxed)
     }
@@ -137,7 +137,7 @@ impl LedgerMeter {
 impl PhysicalMeter for LedgerMeter {
     fn take(&self, bytes: usize) -> ResourceResult<()> {
         let wanted = bytes as u64;
-        // Units that the ledger granted to this call and that are not counted yet.
+        // Units that the ledger granted to this call, not yet counted.
         let mut granted = 0;
         loop {
             let (short, slack) = {
@@ -190,7 +190,7 @@ impl PhysicalMeter for LedgerMeter {
             ResourceError::OutOfBudget { requested, .. } => {
                 self.ledger.press(*requested as u64, limit)
             }
-            // The kernel ends the locks of a killed process before the driver has taken back all of its memory.
+            // The kernel releases the locks of a killed process before the driver has freed all of its memory.
             ResourceError::OutOfMemory { .. } if self.ledger.has_reclaimed_within(TEARDOWN) => {
                 std::thread::sleep(TEARDOWN_PAUSE.min(limit));
                 true
@@ -213,7 +213,7 @@ fn refused(error: LedgerError, requested: usize, slack: u64) -> ResourceError {
     }
 }
 
-/// What the other processes of a ledger hold, and the largest of them; `None` if it cannot be read.
+/// Returns the use of the other processes of a ledger, and the largest of them; `None` if it cannot be read.
 pub(crate) fn other_use(ledger: &Ledger) -> Option<(OtherUse, Vec<OtherProcess>)> {
     let snapshot = ledger.snapshot().ok()?;
     let own = ledger.slot();

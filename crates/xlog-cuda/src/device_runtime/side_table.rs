@@ -1,13 +1,12 @@
-//! Facts about live blocks, found by their generation: the charges of a budget, the blocks that statistics list.
+//! Data of live blocks, by generation: the charges of a budget, the blocks that statistics list.
 //!
-//! If the resource below gives each live block a slot of its own ([`DeviceMemoryResource::places_blocks`]), the facts are a few plain
-//! words in that slot. Otherwise they are in maps.
+//! If the resource below gives each live block a slot of its own ([`DeviceMemoryResource::places_blocks`]), the data are a few
+//! plain words in that slot. Otherwise they are in maps.
 //!
 //! Invariants:
-//! - The words are written before the block is handed out. No other block has the slot until this one is free below.
-//! - A free takes the entry before it calls the resource below, so the table never lists a block that is free. Of several frees of one
-//!   block only the first finds the entry; the others are refused here, so they cannot overtake it. A free that the resource refuses
-//!   restores it.
+//! - The words are written before the block is handed out. No other block has the slot until this one is freed below.
+//! - A free takes the entry before it calls the resource below, so the table never lists a free block. Of several frees of
+//!   one block only the first finds the entry; the others are refused here and cannot overtake it. A refused free restores it.
 //!
 //! [`DeviceMemoryResource::places_blocks`]: super::resource::DeviceMemoryResource::places_blocks
 
@@ -18,7 +17,7 @@ use xlog_base::{Mutex, PlaceMap};
 
 use super::resource::{Generation, ResourceError, ResourceResult, SLOT_BITS};
 
-/// Slots of a run. Threads own slots in runs of this length, and a run is a whole number of pairs of cache lines.
+/// Slots of a run. A thread owns whole runs, each a whole number of pairs of cache lines.
 const RUN: usize = 16;
 const CHUNK_BITS: u32 = 12;
 const CHUNK: usize = 1 << CHUNK_BITS;
@@ -32,7 +31,7 @@ pub(crate) enum SideTable<const N: usize> {
     ByGeneration(Box<[Map<N>; MAPS]>),
 }
 
-/// Made when its first slot is used.
+/// Created when its first slot is used.
 type Chunk<const N: usize> = OnceLock<Box<[Run<N>]>>;
 type Map<const N: usize> = Mutex<PlaceMap<Generation, MapEntry<N>>>;
 
@@ -48,13 +47,13 @@ pub(crate) struct Run<const N: usize>([Slot<N>; RUN]);
 
 #[derive(Debug)]
 struct Slot<const N: usize> {
-    /// 0 before the first entry: generations start above it. The complement of the generation once a free has taken the entry: no block of
-    /// this slot has that, since the slot is a part of the generation.
+    /// 0 before the first entry: generations are larger. The complement of the generation once a free has taken the entry: it
+    /// is no generation of this slot, since the slot is a part of the generation.
     generation: AtomicU64,
     words: [AtomicU64; N],
 }
 
-/// The entry of a block whose free is in progress. If it is dropped, because the free was refused or panicked, the table has it again.
+/// The entry of a block whose free is in progress. Dropping it, after a refusal or a panic, restores the entry.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct TakenEntry<'a, const N: usize> {
@@ -64,7 +63,7 @@ pub(crate) struct TakenEntry<'a, const N: usize> {
 }
 
 impl<const N: usize> TakenEntry<'_, N> {
-    /// Ends the entry: the resource below has the block.
+    /// Ends the entry: the resource below has freed the block.
     #[inline(always)]
     pub(crate) fn discard(self) {
         if let SideTable::ByGeneration(maps) = self.table {
@@ -81,7 +80,7 @@ impl<const N: usize> Drop for TakenEntry<'_, N> {
 }
 
 impl<const N: usize> SideTable<N> {
-    /// An empty table. `by_slot` is what the resource below says of its blocks.
+    /// Creates an empty table. `by_slot` is `places_blocks` of the resource below.
     pub(crate) fn new(by_slot: bool) -> Self {
         if by_slot {
             Self::BySlot(std::iter::repeat_with(OnceLock::new).take(CHUNKS).collect())
@@ -96,7 +95,7 @@ impl<const N: usize> SideTable<N> {
         match self {
             Self::BySlot(chunks) => {
                 let slot = slot_of(chunks, generation);
-                // A listing that reads the words meanwhile finds no generation, or another one.
+                // A concurrent listing finds no generation, or another one.
                 slot.generation.store(0, Ordering::Relaxed);
                 fence(Ordering::Release);
                 for (word, value) in slot.words.iter().zip(words) {
@@ -111,8 +110,8 @@ impl<const N: usize> SideTable<N> {
         }
     }
 
-    /// Takes the entry of a block that is about to be freed. `None` if the block did not come through here; an error if another free has
-    /// the entry, or had it.
+    /// Takes the entry of a block that is about to be freed. `None` if the table never had the block; an error if another free
+    /// has taken the entry.
     #[inline(always)]
     pub(crate) fn take(&self, generation: Generation) -> ResourceResult<Option<TakenEntry<'_, N>>> {
         let words = match self {
@@ -152,7 +151,7 @@ impl<const N: usize> SideTable<N> {
     fn restore(&self, generation: Generation, words: [u64; N]) {
         match self {
             Self::BySlot(chunks) => {
-                // Fails if the slot has another block: this one was freed past the table.
+                // Fails if the slot has another block: this one was freed without the table.
                 let slot = &slot_of(chunks, generation).generation;
                 let _ = slot.compare_exchange(
                     !generation.0,
@@ -165,7 +164,7 @@ impl<const N: usize> SideTable<N> {
         }
     }
 
-    /// Visits all entries. An entry that is inserted or removed meanwhile may be visited or not.
+    /// Visits all entries. May miss entries that are inserted or removed concurrently.
     pub(crate) fn for_each(&self, mut visit: impl FnMut(Generation, [u64; N])) {
         match self {
             Self::BySlot(chunks) => {
@@ -175,7 +174,7 @@ impl<const N: usize> SideTable<N> {
                     let generation = Generation(slot.generation.load(Ordering::Acquire));
                     let words = std::array::from_fn(|at| slot.words[at].load(Ordering::Relaxed));
                     fence(Ordering::Acquire);
-                    // The words are those of this block if it still has the slot.
+                    // The words belong to this block if it still has the slot.
                     if std::ptr::eq(slot_of(chunks, generation), slot)
                         && generation.0 != 0
                         && slot.generation.load(Ordering::Relaxed) == generation.0
@@ -235,7 +234,7 @@ mod tests {
         Some(words)
     }
 
-    /// A stranger's resource may leave the slot 0; another may count in it.
+    /// A resource of other code may always use slot 0, or count in the slot.
     #[test]
     fn blocks_of_one_slot_and_of_one_sequence_are_all_found() {
         let table = SideTable::<2>::new(false);
@@ -273,7 +272,7 @@ mod tests {
             table.insert(of(1), [1, 2]);
             let taken = table.take(of(1)).unwrap();
             assert_eq!((count(&table), taken.is_some()), (0, true));
-            // Another free of the block does not overtake this one.
+            // A concurrent free of the block is refused.
             assert!(matches!(table.take(of(1)), Err(ResourceError::UseAfterFree { .. })));
             drop(taken);
             assert_eq!(count(&table), 1);

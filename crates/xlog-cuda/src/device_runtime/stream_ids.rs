@@ -1,8 +1,8 @@
 //! Stream ids, issued once for the whole process.
 //!
-//! One counter for all pools makes an id carry its pool's identity: no two pools ever have the same id out. An id stays
-//! live as long as any handle of its stream does, also after the stream was given back, and a live id is never issued
-//! again, even when the counter has wrapped around. 0 and `u32::MAX` are never issued.
+//! One counter serves all pools, so no two pools have an equal id at the same time. An id is live as long as any handle of
+//! its stream, even after the stream was released. A live id is never issued again, even when the counter has wrapped. 0 and
+//! `u32::MAX` are never issued.
 
 use std::collections::BTreeSet;
 
@@ -10,22 +10,21 @@ use xlog_base::{Mutex, MutexGuard};
 
 use super::StreamId;
 
-/// A standard mutex: all devices of the process share it, so a seeded scheduler that saw it would depend on strangers.
-/// Nothing is called while it is held.
+/// A standard mutex: all devices of the process share it, and a seeded schedule must not depend on other devices. No call
+/// is made while it is held.
 static SOURCE: Mutex<IdSource> = Mutex::new(IdSource { next: 1, live: BTreeSet::new() });
 
 fn source() -> MutexGuard<'static, IdSource> {
     SOURCE.lock()
 }
 
-/// The counter and the ids that must not be issued again yet.
 struct IdSource {
     next: u32,
     live: BTreeSet<u32>,
 }
 
 impl IdSource {
-    /// Ends because live ids are few: each has a driver stream or a handle in memory behind it.
+    /// Terminates because live ids are few: each has a driver stream or a handle behind it.
     fn issue(&mut self) -> u32 {
         loop {
             let id = self.next;
@@ -37,15 +36,14 @@ impl IdSource {
     }
 }
 
-/// An id that is live until this is dropped.
+/// An id that is live until it is dropped.
 #[derive(Debug)]
 pub(crate) struct IssuedId(StreamId);
 
 impl IssuedId {
-    /// The id of the stream that every pool has. It is shared, so it is not counted as live.
+    /// The id of the default stream of every pool. It is shared, so it is not counted as live.
     pub(crate) const DEFAULT: Self = Self(StreamId::DEFAULT);
 
-    /// A new id.
     pub(crate) fn issue() -> Self {
         Self(StreamId(source().issue()))
     }

@@ -1,11 +1,11 @@
 //! Owned non-blocking streams, leased by id.
 //!
-//! A pool has one default stream, [`StreamId::DEFAULT`], made at first use, and up to `max_streams` others at a time:
+//! A pool has one default stream, [`StreamId::DEFAULT`], created at first use, and up to `max_streams` others at a time:
 //! acquired ones, which their user releases by id, and leased ones, which the drop of the lease releases. Every lease
 //! has an id of its own, so a stale id never names the stream of another user.
 //!
-//! Invariants: an id resolves in the pool that issued it, until it is released; a failed call leaves the pool as it
-//! was; handles and leases may outlive the pool. The pool orders nothing between its streams. `stream_table` decides
+//! Invariants: an id resolves in the pool that issued it, until it is released; a failed call leaves the pool
+//! unchanged; handles and leases may outlive the pool. The pool orders nothing between its streams. `stream_table` decides
 //! which driver stream serves a lease.
 
 use std::fmt;
@@ -29,26 +29,25 @@ pub const DEFAULT_MAX_STREAMS: usize = 16;
 /// Why a stream could not be leased.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamPoolError {
-    /// As many streams are leased as the pool allows.
+    /// All streams of the pool are leased.
     #[error("all {max} streams of the pool are out; give one back or make the pool larger")]
     Capacity {
-        /// The maximum.
+        /// The maximum number of leased streams.
         max: usize,
     },
-    /// The driver did not make a stream; the text is its error.
+    /// The driver did not create a stream; the text is its error.
     #[error("the driver did not make a stream: {0}")]
     ForkFailed(String),
 }
 
-/// How urgent the work of a stream is, in the range that the device offers.
+/// The priority of a stream, in the range of the device.
 ///
-/// Devices differ in how many levels they have; where there are fewer, neighbours are the same. It is a hint to the
-/// device and orders nothing.
+/// A device with few levels maps neighbours to the same level. The priority is a hint to the device and orders nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum StreamPriority {
     /// The most urgent level of the device.
     High,
-    /// The level of streams that ask for none.
+    /// The default level.
     #[default]
     Normal,
     /// The least urgent level of the device.
@@ -67,7 +66,7 @@ impl StreamPriority {
     }
 }
 
-/// The streams of one device that one runtime uses.
+/// The streams of one runtime.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -126,7 +125,7 @@ impl StreamPool {
         Ok(StreamLease { table: self.table.clone(), stream })
     }
 
-    /// Returns a future of [`StreamPool::lease`] that waits while all streams are leased. Waiting tasks have no order among them.
+    /// Returns a future of [`StreamPool::lease`] that waits while all streams are leased. Waiting tasks are not ordered.
     pub fn lease_async(
         &self,
     ) -> impl Future<Output = Result<StreamLease, StreamPoolError>> + Send + use<> {
@@ -135,13 +134,13 @@ impl StreamPool {
 
     /// Releases an acquired stream. Its queued work still runs.
     ///
-    /// Returns false, with nothing changed, for an id that is not acquired from this pool: a stale one, the default
-    /// stream, or that of a lease.
+    /// Returns false, with nothing changed, for an id that is not acquired from this pool: a stale id, the default
+    /// stream, or the id of a lease.
     pub fn release(&self, id: StreamId) -> bool {
         self.table.release(id, Holder::Caller)
     }
 
-    /// The stream of an id; `None` for an id that this pool has not leased, or if the default stream cannot be made.
+    /// Returns the stream of an id; `None` for an id that this pool has not leased, or if the default stream cannot be created.
     ///
     /// The handle stays valid after the stream was released and after the pool is gone.
     #[must_use]
@@ -152,8 +151,8 @@ impl StreamPool {
         self.table.resolve(id)
     }
 
-    /// [`StreamPool::resolve`] with the reason of a failure: [`XlogError::UnknownStream`], or why the default stream
-    /// could not be made.
+    /// [`StreamPool::resolve`] with the reason of a failure: [`XlogError::UnknownStream`], or the error of creating the
+    /// default stream.
     pub fn try_resolve(&self, id: StreamId) -> Result<Arc<DeviceStream>> {
         if id == StreamId::DEFAULT {
             return Ok(self.default_stream()?);
@@ -161,49 +160,49 @@ impl StreamPool {
         self.resolve(id).ok_or(XlogError::UnknownStream { id })
     }
 
-    /// The stream behind [`StreamId::DEFAULT`], made at first use and tried again after a failure.
+    /// Returns the stream of [`StreamId::DEFAULT`], created at first use; a failure is retried at the next call.
     pub fn default_stream(&self) -> Result<Arc<DeviceStream>, StreamPoolError> {
         self.table.default_stream()
     }
 
-    /// The driver stream that is leased under an id, without a handle on it.
+    /// Returns the driver stream that is leased under an id.
     #[inline]
     pub(crate) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         self.table.raw(id)
     }
 
-    /// The driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::stream_clock::StreamClock::slot).
+    /// Returns the driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::stream_clock::StreamClock::slot).
     #[inline]
     pub(crate) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         self.table.at(slot)
     }
 
-    /// The clock headers of its streams, by slot.
+    /// Returns the clock headers of the streams, by slot.
     pub(crate) fn headers(&self) -> &Arc<ClockHeaders> {
         self.table.headers()
     }
 
-    /// Gives a stream of other code an id; see [`StreamPool::enlist`].
+    /// Issues an id for a stream of other code; see [`StreamPool::enlist`].
     pub(super) fn enlist_handle(&self, handle: StreamHandle) -> DriverResult<StreamId> {
         Ok(self.table.enlist(handle)?.id())
     }
 
-    /// The number of leased streams, without the default one.
+    /// Returns the number of leased streams, without the default one.
     pub fn non_default_len(&self) -> usize {
         self.table.leased()
     }
 
-    /// The maximum number of leased streams, without the default one.
+    /// Returns the maximum number of leased streams, without the default one.
     pub fn max_streams(&self) -> usize {
         self.table.max_streams()
     }
 
-    /// The number of this pool, unique in the process; messages name the pool by it.
+    /// Returns the number of this pool, which is unique in the process and names the pool in messages.
     pub fn number(&self) -> u64 {
         self.table.number()
     }
 
-    /// The device of these streams.
+    /// Returns the device of the streams.
     pub fn device(&self) -> &Arc<CudaDevice> {
         self.table.device()
     }
@@ -224,7 +223,7 @@ impl Future for AwaitedLease {
         for is_waiting in [false, true] {
             match pool.lease() {
                 Err(StreamPoolError::Capacity { .. }) if is_waiting => break,
-                // Asked again after this: a stream may have been released meanwhile.
+                // The loop leases again after this: a stream may have been released before the registration.
                 Err(StreamPoolError::Capacity { .. }) => {
                     pool.table.wake_on_release(wait, context.waker());
                 }
@@ -256,7 +255,7 @@ impl fmt::Debug for StreamPool {
     }
 }
 
-/// A stream that goes back to its pool when this is dropped. Its queued work still runs then.
+/// A leased stream, which the drop returns to its pool. Its queued work still runs then.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -276,12 +275,12 @@ pub struct StreamLease {
 }
 
 impl StreamLease {
-    /// The id under which the pool resolves this stream while the lease lives.
+    /// Returns the id under which the pool resolves this stream while the lease lives.
     pub fn id(&self) -> StreamId {
         self.stream.id()
     }
 
-    /// A handle that may outlive the lease.
+    /// Returns a handle that may outlive the lease.
     pub fn stream(&self) -> &Arc<DeviceStream> {
         &self.stream
     }

@@ -1,11 +1,11 @@
-//! Streams of a pool: which are leased, which were released, and which serves next.
+//! Streams of a pool: leased and released ones, and the choice for the next lease.
 //!
-//! A released stream serves again, under a new id, once its work is done and no handle of it is left. While all are
-//! busy a new driver stream is made, up to twice `max_streams` of each priority. Beyond that the one released first is
-//! reused as it is: a stream runs its work in order, so the new user queues behind the old one.
+//! A released stream serves again, under a new id, once its work is complete and no handle of it is left. While all are
+//! busy a new driver stream is created, up to twice `max_streams` of each priority. Beyond that the earliest released one is
+//! reused while busy: a stream runs its work in order, so the new user queues behind the old one.
 //!
 //! Invariants: no lock is held over a driver call. Every driver stream is leased, released, or held by one call of
-//! [`StreamTable::lease`]. It keeps its slot for as long as the table lives, so others can name it by a number.
+//! [`StreamTable::lease`]. It keeps its slot for the lifetime of the table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,15 +28,15 @@ use crate::{CudaDevice, DeviceStream};
 
 /// Shards of the id map, so that threads which resolve different ids seldom contend.
 const SHARDS: usize = 16;
-/// Ids that are resolved without a lock, unless another id has the same index.
+/// Ids that can be resolved without a lock; ids with the same index evict each other.
 const KNOWN: usize = 64;
 /// The maximum number of driver streams of a pool.
 pub(crate) const MAX_STREAM_SLOTS: u32 = 1 << 16;
 
-/// The number of tables that the process has made.
+/// The number of tables created in the process.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
-/// Who releases a stream.
+/// The owner of a lease, which releases it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Holder {
     Caller,
@@ -45,7 +45,6 @@ pub(super) enum Holder {
     Pool,
 }
 
-/// A leased stream.
 struct LeasedStream {
     stream: Arc<DeviceStream>,
     holder: Holder,
@@ -67,21 +66,21 @@ impl Deref for Shard {
 /// The counters of a pool, and its released streams.
 #[derive(Default)]
 struct State {
-    /// Leased streams, and calls that are about to lease one.
+    /// Leased streams, including calls that are about to lease one.
     leased: usize,
-    /// Driver streams by priority: leased, released, or being made.
+    /// Driver streams by priority: leased, released, or being created.
     made: BTreeMap<i32, usize>,
     /// The number of releases so far.
     turn: u64,
     /// Released streams, the oldest first.
     released: BTreeMap<u64, Arc<RawStream>>,
-    /// Tasks that wait for a lease, each under a number of its own.
+    /// Tasks that wait for a lease, by the number of their wait.
     waiting: BTreeMap<u64, Waker>,
     /// The number of waits so far.
     waits: u64,
 }
 
-/// All streams of a pool. The pool object and its leases share it.
+/// All streams of a pool, shared by the pool object and its leases.
 pub(super) struct StreamTable {
     device: Arc<CudaDevice>,
     max_streams: usize,
@@ -90,11 +89,11 @@ pub(super) struct StreamTable {
     default: OnceLock<Arc<DeviceStream>>,
     /// All driver streams, except those that are inline.
     slots: Slab<OnceLock<Arc<RawStream>>, 16>,
-    /// The driver streams of the first slots, which one load finds.
+    /// The driver streams of the first slots, which need no second load.
     inline: [OnceLock<Arc<RawStream>>; KNOWN],
     headers: Arc<ClockHeaders>,
-    /// An id, and the slot of its stream plus one. Only a hint: the clock says whether the stream is leased under an
-    /// id.
+    /// An id, and the slot of its stream plus one. Only a hint: the clock header decides whether the stream is leased under
+    /// an id.
     known: [AtomicU64; KNOWN],
     shards: [Shard; SHARDS],
     state: Mutex<State>,
@@ -128,17 +127,15 @@ impl StreamTable {
         self.number
     }
 
-    /// The number of leased streams.
     pub(super) fn leased(&self) -> usize {
         self.state.lock().leased
     }
 
-    /// The number of driver streams, without the default one.
+    /// Returns the number of driver streams, without the default one.
     pub(super) fn made(&self) -> usize {
         self.state.lock().made.values().sum()
     }
 
-    /// The driver stream in a slot.
     #[inline]
     pub(super) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         match self.inline.get(slot as usize) {
@@ -151,7 +148,6 @@ impl StreamTable {
         &self.headers
     }
 
-    /// The driver stream that is leased under an id.
     #[inline]
     pub(super) fn raw(&self, id: StreamId) -> Option<&Arc<RawStream>> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
@@ -174,7 +170,7 @@ impl StreamTable {
         self.raw_by_map(id)
     }
 
-    /// Slot and clock header of the stream that is leased under an id, if both are found without a lock.
+    /// Returns slot and clock header of the stream that is leased under an id, if no lock is needed.
     #[inline]
     pub(super) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
@@ -183,7 +179,7 @@ impl StreamTable {
         (known >> 32 == u64::from(id.0) && header.is_leased_as(id.0)).then_some((slot, header))
     }
 
-    /// The slot of the stream of an id, as a guess: an id with the same index by [`KNOWN`] makes it wrong.
+    /// Guesses the slot of the stream of an id: another id with the same index in `known` makes it wrong.
     #[inline]
     pub(super) fn slot_of(&self, id: StreamId) -> u32 {
         (self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed) as u32).wrapping_sub(1)
@@ -199,7 +195,7 @@ impl StreamTable {
         self.at(slot)
     }
 
-    /// The stream of an id other than the default one.
+    /// Returns the stream of an id other than the default one.
     pub(super) fn resolve(&self, id: StreamId) -> Option<Arc<DeviceStream>> {
         self.shard(id).lock().get(&id).map(|entry| entry.stream.clone())
     }
@@ -212,7 +208,7 @@ impl StreamTable {
         if let Some(stream) = self.default.get() {
             return Ok(stream.clone());
         }
-        // Made without a lock. The stream of a thread that loses the race serves a lease later.
+        // Created without a lock. The stream of a thread that loses the race serves a later lease.
         let priority = StreamPriority::Normal.on(&self.device);
         let raw = self.make(priority).map_err(fork_failed)?;
         let mine = raw.clone();
@@ -253,10 +249,10 @@ impl StreamTable {
         }
     }
 
-    /// Wakes a task when a lease ends. The task must ask once more after this call, and then again whenever it is woken. `wait` is the
-    /// number of its wait; the first call sets it, and [`StreamTable::forget_wait`] ends it.
+    /// Wakes a task when a lease ends. The task must try once more after this call, and whenever it is woken. `wait` is the
+    /// number of its wait: the first call sets it, and [`StreamTable::forget_wait`] ends it.
     pub(super) fn wake_on_release(&self, wait: &mut Option<u64>, waker: &Waker) {
-        // A waker is code of an executor: it is cloned and dropped outside the lock.
+        // A waker is code of an executor, so it is cloned and dropped outside the lock.
         let waker = waker.clone();
         let replaced = {
             let state = &mut *self.state.lock();
@@ -269,20 +265,20 @@ impl StreamTable {
         drop(replaced);
     }
 
-    /// Ends a wait, also of a task that was dropped.
+    /// Ends a wait, including that of a dropped task.
     pub(super) fn forget_wait(&self, wait: &mut Option<u64>) {
         let waker = wait.take().and_then(|number| self.state.lock().waiting.remove(&number));
         drop(waker);
     }
 
-    /// A driver stream for one lease, as the module documentation says. The caller is counted in `leased` already.
+    /// Chooses or creates a driver stream for one lease. The caller is already counted in `leased`.
     ///
     /// Each caller holds at most one stream that is not in `released`, and at most `max_streams` callers are here or
-    /// hold a lease. So when `2 * max_streams` of a priority are made, `released` has one of them.
+    /// hold a lease. Once `2 * max_streams` of a priority exist, `released` therefore has one of them.
     fn fork(&self, priority: i32) -> DriverResult<Arc<RawStream>> {
         let mut from = 0;
         while let Some((turn, raw)) = self.take_candidate(from, priority) {
-            // No thread can make a handle of it while it is here, so the slot and this one stay the only owners.
+            // No thread can create a handle of it here, so the slot and this one stay the only owners.
             if Arc::strong_count(&raw) == 2 && raw.is_unused() {
                 return Ok(raw);
             }
@@ -315,7 +311,7 @@ impl StreamTable {
         })
     }
 
-    /// Gives a stream of other code an id, for as long as the table lives.
+    /// Issues an id for a stream of other code, for the lifetime of the table.
     pub(super) fn enlist(&self, handle: StreamHandle) -> DriverResult<Arc<DeviceStream>> {
         let raw = self.make_with(|slot, header| {
             Ok(RawStream::enlisted(self.device.clone(), handle, slot, header))
@@ -362,7 +358,7 @@ impl StreamTable {
             return false;
         };
         let raw = entry.stream.raw().clone();
-        // From here on the id names no stream, also for blocks that were allocated on it.
+        // From here on the id names no stream, even for blocks that were allocated on it.
         raw.clock().header().set_leased(None);
         drop(entry);
         let waiting = {
@@ -376,7 +372,7 @@ impl StreamTable {
 }
 
 impl State {
-    /// Counts a lease that ended; returns the tasks to wake.
+    /// Uncounts a lease; returns the tasks to wake.
     fn end_lease(&mut self) -> BTreeMap<u64, Waker> {
         self.leased -= 1;
         std::mem::take(&mut self.waiting)
@@ -387,7 +383,7 @@ impl State {
         self.released.insert(self.turn, raw);
     }
 
-    /// Removes the stream of this priority that was released first, at turn `from` or later.
+    /// Removes the earliest released stream of this priority, at turn `from` or later.
     fn take_first(&mut self, from: u64, priority: i32) -> Option<(u64, Arc<RawStream>)> {
         let turn = self
             .released
@@ -406,8 +402,8 @@ impl fmt::Debug for StreamTable {
     }
 }
 
-/// Wakes all: any of the tasks may not come back. No lock is held, and a waker that panics keeps no other task from being woken: it is code
-/// of an executor.
+/// Wakes all tasks, since any of them may not retry. No lock is held: a waker is code of an executor, and its panic must not
+/// keep the others from being woken.
 fn wake_all(waiting: BTreeMap<u64, Waker>) {
     for waker in waiting.into_values() {
         catch_panic(|| waker.wake());

@@ -1,7 +1,7 @@
-//! What has completed on a driver stream: polls, waits of the host, and the memory that became free.
+//! Completion of work on a driver stream: polls, waits of the host, and freed memory.
 //!
-//! A poll never waits. An event whose query fails counts as pending. Only events that are confirmed are asked
-//! on a stream whose handle has escaped.
+//! A poll never waits. An event whose query fails counts as pending. On a stream whose handle has escaped, only confirmed
+//! events are queried.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,21 +15,20 @@ use crate::device_wait;
 const FREE_PER_EVENT: u64 = 1 << 20;
 const MIN_FREE: u64 = FREE_PER_EVENT / 64;
 
-/// The number of frees that record events after a poll by another call, one for each [`FREE_PER_EVENT`]. Then they stop, so a loop of large blocks pays
-/// no event for each free.
+/// After a poll by another call, this many frees record events, one for each [`FREE_PER_EVENT`]. The bound spares a loop of
+/// large blocks an event for each free.
 const FREES_PER_POLL: u32 = 256;
 
-/// The answer of [`RawStream::poll`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Completion {
     Complete,
     Pending,
-    /// No event covers the stamp yet, so the driver cannot be asked.
+    /// No event covers the stamp yet, so the driver cannot be queried.
     Unrecorded,
 }
 
 impl RawStream {
-    /// The stamp of memory that becomes free now. The caller holds the lock of the arena that gets the memory.
+    /// Returns the stamp of memory that is freed now. The caller holds the lock of the arena that gets the memory.
     #[inline]
     pub(crate) fn stamp_free(&self) -> u64 {
         let now = self.clock.now();
@@ -37,7 +36,7 @@ impl RawStream {
         now
     }
 
-    /// Memory becomes free once the work of this stream up to `stamp` has completed.
+    /// Notes that memory becomes free once the work of this stream up to `stamp` has completed.
     #[inline]
     pub(crate) fn note_free(&self, stamp: u64) {
         if self.handle_escaped() {
@@ -45,15 +44,15 @@ impl RawStream {
         }
     }
 
-    /// Lets the next frees record events, for polls by calls that do not name this stream. Only a stream whose handle has escaped needs them.
+    /// Lets the next frees record events for polls by calls that do not name this stream. Needed only after the handle escaped.
     pub(crate) fn arm_free_events(&self) {
         if self.handle_escaped() {
             self.frees_with_events.store(FREES_PER_POLL, Ordering::Relaxed);
         }
     }
 
-    /// After a call that names this stream has freed `bytes`: true if other calls poll this stream, and [`FREE_PER_EVENT`] became free since the last
-    /// event.
+    /// Counts a free of `bytes` by a call that names this stream. Returns true if other calls poll the stream and
+    /// [`FREE_PER_EVENT`] bytes were freed since the last event.
     #[inline]
     pub(crate) fn needs_event(&self, bytes: usize) -> bool {
         self.frees_with_events.load(Ordering::Relaxed) != 0 && self.count_free(bytes as u64)
@@ -72,12 +71,12 @@ impl RawStream {
         is_enough
     }
 
-    /// Asks whether everything up to `stamp` has completed.
+    /// Polls whether all work up to `stamp` has completed.
     pub(crate) fn poll(&self, stamp: u64) -> Completion {
         self.poll_by(stamp, |driver, event| driver.event_query(event))
     }
 
-    /// [`RawStream::poll`] that also synchronizes a completed event: the driver's pool releases memory only after that.
+    /// Polls, and synchronizes an event that has completed: the driver's pool releases memory only then.
     pub(crate) fn poll_waiting(&self, stamp: u64) -> Completion {
         self.poll_by(stamp, synchronize_complete)
     }
@@ -98,22 +97,22 @@ impl RawStream {
         }
     }
 
-    /// Asks the recorded events, beginning with the oldest, up to which stamp work has completed. Never waits.
+    /// Polls the recorded events, oldest first, until one is pending. Never waits.
     pub(crate) fn poll_events(&self) {
         while self.poll(self.clock.completed().saturating_add(1)) == Completion::Complete {}
     }
 
-    /// Whether everything queued so far, and so every stamp up to now, has completed. Never waits.
+    /// Whether all work queued so far, and so every stamp up to now, has completed. Never waits.
     pub(crate) fn poll_tail(&self) -> bool {
         if self.handle_escaped() {
             return self.poll_escaped_tail();
         }
         let Ok(_entered) = self.enter("stream_query") else { return false };
-        // Others rely on the result, so it is more than housekeeping.
+        // A query, not `stream_is_idle`: other streams rely on the result.
         matches!(self.with_tail(|driver| driver.stream_query(self.handle)), Ok(true))
     }
 
-    /// Whether the last work on all memory that became free here has completed. Never waits. For a call that need not name this stream.
+    /// Whether the last work on all memory freed here has completed. Never waits. For calls that need not name this stream.
     pub(crate) fn poll_freed(&self) -> bool {
         let Some(stamp) = self.begin_poll() else { return self.poll_tail() };
         self.poll_events();
@@ -123,7 +122,7 @@ impl RawStream {
         }
     }
 
-    /// A stamp, covered by an event, of everything that became free here. For a call that need not name this stream.
+    /// Returns a stamp, covered by an event, of all memory freed here. For calls that need not name this stream.
     pub(crate) fn stamp_freed(&self, counters: &StripedCounters) -> DriverResult<u64> {
         match self.begin_poll() {
             Some(stamp) if self.poll(stamp) != Completion::Unrecorded => Ok(stamp),
@@ -131,8 +130,8 @@ impl RawStream {
         }
     }
 
-    /// Begins a poll by a call that need not name this stream: returns the stamp of the memory that became free last if the handle has escaped, and lets the
-    /// next frees record events.
+    /// Begins a poll by a call that need not name this stream. If the handle has escaped, returns the stamp of the last free
+    /// and lets the next frees record events.
     fn begin_poll(&self) -> Option<u64> {
         self.handle_escaped().then(|| {
             self.arm_free_events();
@@ -140,7 +139,8 @@ impl RawStream {
         })
     }
 
-    /// [`RawStream::poll_tail`] by events. A new one is recorded only if all earlier ones have completed; mostly a later call finds it complete.
+    /// [`RawStream::poll_tail`] by events. Records one only if all earlier ones have completed; usually a later call finds it
+    /// complete.
     #[cold]
     fn poll_escaped_tail(&self) -> bool {
         self.poll_events();
@@ -157,8 +157,8 @@ impl RawStream {
         self.poll(begun.covers) == Completion::Complete
     }
 
-    /// Whether everything queued so far has completed. For the stream of another thread it only queries the driver: moving the clock would
-    /// revoke that thread's bias.
+    /// Whether all work queued so far has completed. For the stream of another thread it only queries the driver: advancing the
+    /// clock would revoke that thread's bias.
     pub(super) fn query(&self) -> DriverResult<bool> {
         let _entered = self.enter("query")?;
         let ask = |driver: &dyn Driver| driver.stream_query(self.handle);
@@ -168,8 +168,8 @@ impl RawStream {
         }
     }
 
-    /// Waits until everything queued so far has completed. A capture of the runtime may begin meanwhile, so it waits for an event. For the
-    /// stream of another thread that is not one of the clock: moving the clock would revoke that thread's bias.
+    /// Waits until all work queued so far has completed. It waits for an event, because a capture of the runtime may begin
+    /// meanwhile. On the stream of another thread that event is not the clock's: advancing the clock would revoke that thread's bias.
     pub(super) fn synchronize_queued(&self) -> DriverResult<()> {
         if self.clock.is_local() {
             return self.synchronize_by("synchronize", synchronize_event).map(drop);
@@ -199,10 +199,10 @@ impl RawStream {
         }
     }
 
-    /// Asks the driver about everything queued so far. If all has completed, so has every stamp up to now.
+    /// Queries the driver about all work queued so far. If it has completed, so has every stamp up to now.
     fn with_tail(&self, ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>) -> DriverResult<bool> {
         let stamp = self.clock.step();
-        // The stamp moves before the driver is asked, whatever the driver does.
+        // The stamp advances before the query.
         fence(Ordering::SeqCst);
         let done = ask(self.device.driver().as_ref())?;
         if done {
@@ -211,7 +211,7 @@ impl RawStream {
         Ok(done)
     }
 
-    /// Waits until everything queued so far, and so every stamp up to now, has completed; returns that stamp.
+    /// Waits until all work queued so far, and so every stamp up to now, has completed; returns that stamp.
     pub(crate) fn synchronize(&self, counters: &StripedCounters) -> DriverResult<u64> {
         let covers =
             self.synchronize_by("event_record", synchronize_event).map(|(covers, _)| covers)?;
@@ -219,7 +219,7 @@ impl RawStream {
         Ok(covers)
     }
 
-    /// Waits until the last work on all memory that became free here has completed, for a reap, which leaves a stream under capture to a later one.
+    /// Waits until the last work on all memory freed here has completed. For a reap: a stream under capture is left to a later one.
     pub(crate) fn synchronize_freed(&self, counters: &StripedCounters) -> DriverResult<()> {
         match self.synchronize_freed_by(counters, synchronize_event) {
             Err(error) if is_capture_refusal(&error) => Ok(()),
@@ -227,7 +227,7 @@ impl RawStream {
         }
     }
 
-    /// [`RawStream::synchronize_freed`] within the deadline of the running call; false if that was too short.
+    /// [`RawStream::synchronize_freed`] within the deadline of the running call; false if the deadline passed.
     pub(crate) fn synchronize_freed_in_time(
         &self,
         counters: &StripedCounters,
@@ -241,7 +241,7 @@ impl RawStream {
         }
     }
 
-    /// Waits by `wait`, which returns whether an event has completed: for an event at the tail, or for the one that covers what became free.
+    /// Waits by `wait`, which returns whether an event has completed: for an event at the tail, or for the one that covers freed memory.
     fn synchronize_freed_by(
         &self,
         counters: &StripedCounters,
@@ -275,7 +275,7 @@ impl RawStream {
         waited
     }
 
-    /// Waits until everything up to `stamp` has completed, if an event covers it. Waits for no later work.
+    /// Waits until all work up to `stamp` has completed, if an event covers it. Waits for no later work.
     pub(crate) fn synchronize_up_to(&self, stamp: u64) -> DriverResult<Completion> {
         if self.clock.is_complete(stamp) {
             return Ok(Completion::Complete);
@@ -285,9 +285,9 @@ impl RawStream {
         Ok(Completion::Complete)
     }
 
-    /// Records an event at the tail; if it has completed, the host waits for it, which returns at once. Returns whether it has completed.
+    /// Records an event at the tail, and synchronizes it if it has completed, without a wait. Returns whether it has completed.
     ///
-    /// A query would tell as much. But the driver's pool keeps memory whose free the host has not waited for.
+    /// A query is not enough: the driver's pool keeps memory until the host has synchronized its free.
     pub(crate) fn synchronize_if_complete(&self, counters: &StripedCounters) -> DriverResult<bool> {
         let (_, is_complete) = self.synchronize_by("event_record", synchronize_complete)?;
         counters.count(|counts| counts.recorded += 1);
@@ -313,7 +313,7 @@ impl RawStream {
     }
 }
 
-/// Waits for an event that has completed; false for any other.
+/// Synchronizes an event that has completed; false for a pending one.
 fn synchronize_complete(driver: &dyn Driver, event: EventHandle) -> DriverResult<bool> {
     let is_complete = driver.event_query(event)?;
     if is_complete {
@@ -322,7 +322,6 @@ fn synchronize_complete(driver: &dyn Driver, event: EventHandle) -> DriverResult
     Ok(is_complete)
 }
 
-/// Waits for an event.
 fn synchronize_event(driver: &dyn Driver, event: EventHandle) -> DriverResult<bool> {
     driver.event_synchronize(event).map(|()| true)
 }

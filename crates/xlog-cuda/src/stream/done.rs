@@ -1,9 +1,9 @@
 //! Completion of a stream's work as a future, for any executor.
 //!
-//! [`DeviceStream::done`] records an event, and the future polls it. One thread of this library polls the events of pending futures and wakes
-//! their tasks; it exists from the first wait on and blocks while there is none. A host function on the stream would cost stream time and
-//! is not called after an error. On a device with a seeded schedule work advances only in driver calls, so there the future wakes its own
-//! task, and each poll is such a call.
+//! [`DeviceStream::done`] records an event, and the future polls it. One thread of this library polls the events of pending
+//! futures and wakes their tasks; it starts with the first wait and blocks while there is none. A host function would cost
+//! stream time, and is not called after an error. On a device with a seeded schedule work advances only in driver calls, so
+//! the future wakes its own task there, and each poll is such a call.
 
 use std::fmt;
 use std::future::Future;
@@ -20,14 +20,14 @@ use crate::Result;
 use crate::device_runtime::runtime::catch_panic;
 use crate::device_wait::Backoff;
 
-/// Everything that was queued on a stream when [`DeviceStream::done`] was called. Dropping it cancels nothing on the device.
+/// Completion of all work queued on a stream before [`DeviceStream::done`]. Dropping it cancels nothing on the device.
 #[must_use = "the stream is not waited for unless this is awaited"]
 pub struct StreamDone(Result<Arc<Wait>>);
 
 struct Wait {
     stream: Arc<RawStream>,
     event: EventHandle,
-    /// What the event covers, where this thread owned the clock.
+    /// The stamp that the event covers, if this thread owned the clock.
     stamp: Option<u64>,
     task: Mutex<Task>,
 }
@@ -40,7 +40,7 @@ struct Task {
 }
 
 impl DeviceStream {
-    /// Returns a future of the completion of everything queued on this stream so far. Errors are those of
+    /// Returns a future of the completion of all work queued on this stream so far. Errors are those of
     /// [`DeviceStream::synchronize`].
     ///
     /// ```
@@ -72,12 +72,12 @@ impl DeviceStream {
 }
 
 impl Wait {
-    /// The outcome; `None` while work is pending.
+    /// Returns the outcome; `None` while work is pending.
     fn outcome(&self) -> Option<Result<()>> {
         let driver = self.stream.device.driver();
         match driver.event_query(self.event) {
             Ok(false) => None,
-            // Complete, so it does not wait. It reports what the device found wrong.
+            // Complete, so it does not wait. It reports errors of the device.
             Ok(true) => {
                 Some(driver.event_synchronize(self.event).map_err(Into::into).inspect(|()| {
                     if let Some(stamp) = self.stamp {
@@ -89,12 +89,12 @@ impl Wait {
         }
     }
 
-    /// Wakes the task if the wait is over. False while it is pending and awaited.
+    /// Wakes the task if the wait is over. Returns false while it is pending and awaited.
     fn is_over(self: &Arc<Self>) -> bool {
         if Arc::strong_count(self) == 1 {
             return true; // the future was dropped
         }
-        // A driver that panics would end the thread that polls. The task polls again, and panics itself.
+        // A driver that panics would end the polling thread. The task polls again, and panics itself.
         let queried = catch_panic(|| self.stream.device.driver().event_query(self.event));
         if matches!(queried, Some(Ok(false))) {
             return false;
@@ -135,16 +135,16 @@ impl Future for StreamDone {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        // Caught: the thread that polls may be the last owner.
+        // Caught, because the polling thread may be the last owner.
         catch_panic(|| {
             #[allow(unsafe_code)]
-            // SAFETY: made by `done`, and not used any more. Destroying an event that is pending is allowed.
+            // SAFETY: created by `done`, and not used any more. A pending event may be destroyed.
             let _ = unsafe { self.stream.device.driver().event_destroy(self.event) };
         });
     }
 }
 
-/// Gives a wait to the thread that polls. False if there is no thread.
+/// Passes a wait to the polling thread. Returns false if there is no thread.
 fn watch(wait: &Arc<Wait>) -> bool {
     static WATCHER: OnceLock<Option<Sender<Arc<Wait>>>> = OnceLock::new();
     let watcher = WATCHER.get_or_init(|| {

@@ -2,13 +2,15 @@
 //!
 //! Invariants:
 //! - A stamp is taken before its event is recorded, so an event covers all work queued under its stamp.
-//! - The clock learns that a stamp is covered only after the driver accepted the call.
-//! - A stream under capture is refused: its work does not run now, so no stamp can stand for it.
-//! - A capture of the runtime begins between driver calls: a call under a [`CallGuard`] is over before the capture begins.
-//! - A capture of other code may begin at any time on a stream whose handle has escaped. So such a stream is never queried, and an event that is
-//!   recorded on it counts only after the driver has confirmed that no capture took it. Queries of confirmed events break no capture.
-//! - Driver 580 may crash when an event is recorded on such a stream while another thread begins or ends a capture there. So frees, which name the
-//!   stream, record events: for 256 frees after the handle is taken, and after each poll by another call ([`RawStream::poll_freed`]).
+//! - A stamp is marked as covered only after the driver accepted the call.
+//! - A stream under capture is refused: its work does not run now, so no stamp can cover it.
+//! - A capture of the runtime begins between driver calls: a call under a [`CallGuard`] ends before the capture begins.
+//! - Other code may begin a capture at any time on a stream whose handle has escaped. Such a stream is never queried, and an
+//!   event recorded on it counts only after the driver has confirmed that no capture took it. Queries of confirmed events
+//!   break no capture.
+//! - Driver 580 may crash when an event is recorded on such a stream while another thread begins or ends a capture there.
+//!   Frees, which name the stream, therefore record events: 256 frees after the handle escapes, and after each poll by
+//!   another call ([`RawStream::poll_freed`]).
 //! - Before a capture of the runtime begins, an event is recorded at the tail: other streams can wait for earlier work during the capture.
 
 use std::ptr::NonNull;
@@ -23,38 +25,36 @@ use crate::device_runtime::ordering::clock::clock_headers::ClockHeaderRef;
 use crate::device_runtime::ordering::clock::stream_clock::{Begun, StreamClock};
 use crate::device_runtime::ordering::tracking::striped_counters::{StripedCounters, WaitCounts};
 
-/// A pointer to the driver of a device. A call through the `Arc` would compute it each time, from the alignment in the
-/// vtable.
+/// A pointer to the driver of a device. A call through the `Arc` would compute it each time, from the alignment in the vtable.
 #[derive(Debug)]
 struct DriverPtr(NonNull<dyn Driver>);
 
 #[allow(unsafe_code)]
-// SAFETY: it stands for a shared reference to a driver, and every driver is `Send` and `Sync`.
+// SAFETY: a shared reference to a driver, and every driver is `Send` and `Sync`.
 unsafe impl Send for DriverPtr {}
 #[allow(unsafe_code)]
 // SAFETY: as above.
 unsafe impl Sync for DriverPtr {}
 
-/// A driver stream and its clock. It lives as long as its pool, or longer if a handle is left.
+/// A driver stream and its clock. It lives as long as its pool, or its last handle.
 ///
 /// A use on two streams reads three cache lines of it: this one, and the first half of the clock.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RawStream {
     pub(super) handle: StreamHandle,
-    /// The driver of `device`.
     driver: DriverPtr,
     pub(super) clock: StreamClock<EventHandle, ClockHeaderRef>,
     priority: i32,
     /// Whether this object destroys the driver stream.
     is_owned: bool,
-    /// The stamp of the last work before the capture of the runtime that is open.
+    /// The stamp of the last work before the open capture of the runtime.
     captured_tail: AtomicU64,
-    /// The stamp of the memory that became free last, since the handle has escaped.
+    /// The stamp of the last freed memory since the handle escaped.
     pub(super) last_free: AtomicU64,
-    /// The bytes that became free after the last event, since the handle has escaped.
+    /// The bytes freed after the last event since the handle escaped.
     pub(super) free_without_event: AtomicU64,
-    /// How many more frees record events for polls by other calls.
+    /// The number of further frees that record events for polls by other calls.
     pub(super) frees_with_events: AtomicU32,
     pub(super) device: Arc<CudaDevice>,
 }
@@ -62,7 +62,7 @@ pub(crate) struct RawStream {
 /// The tail of a stream whose capture is about to begin.
 const UNRECORDED: u64 = u64::MAX;
 
-/// A driver call on a stream; no capture of the runtime begins there meanwhile. It must not wait for the device.
+/// A driver call on a stream, which keeps captures of the runtime from beginning there. It must not wait for the device.
 #[must_use = "captures begin once it is dropped"]
 pub(crate) struct CallGuard<'a>(&'a RawStream);
 
@@ -87,7 +87,7 @@ impl RawStream {
         Ok(stream)
     }
 
-    /// The stream of a slot, which other code owns.
+    /// Wraps a stream that other code owns.
     pub(crate) fn enlisted(
         device: Arc<CudaDevice>,
         handle: StreamHandle,
@@ -115,7 +115,7 @@ impl RawStream {
     #[inline(always)]
     pub(super) fn driver(&self) -> &dyn Driver {
         #[allow(unsafe_code)]
-        // SAFETY: it is the driver of `device`, which keeps it alive.
+        // SAFETY: the driver belongs to `device`, which keeps it alive.
         unsafe {
             self.driver.0.as_ref()
         }
@@ -139,19 +139,19 @@ impl RawStream {
         self.clock.header().handle_escaped()
     }
 
-    /// From now on other code may capture this stream. The caller has entered no call on it.
+    /// Marks that other code may capture this stream. The caller has entered no call on it.
     pub(crate) fn mark_handle_escaped(&self) {
         let header = self.clock.header();
         if header.handle_is_known() {
             return;
         }
-        // What became free so far did not note its stamp, nor does what becomes free before the mark is seen.
+        // Earlier frees did not note their stamp, nor do frees that do not see the mark yet.
         self.note_last_free();
         header.mark_handle_escaped();
         fence(Ordering::SeqCst);
         self.note_last_free();
         self.arm_free_events();
-        // A query under way would invalidate the first capture of other code.
+        // A query in progress would invalidate the first capture of other code.
         self.wait_for_calls();
     }
 
@@ -166,13 +166,13 @@ impl RawStream {
         self.last_free.fetch_max(self.clock.now(), Ordering::AcqRel);
     }
 
-    /// Refuses a stream under capture: its work does not run now, so no stamp can stand for it.
+    /// Refuses a stream under capture: its work does not run now, so no stamp can cover it.
     #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
         if self.handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
     }
 
-    /// [`RawStream::check_not_capturing`] for as long as the result lives.
+    /// [`RawStream::check_not_capturing`] for the lifetime of the result.
     #[inline(always)]
     pub(crate) fn enter(&self, call: &'static str) -> DriverResult<CallGuard<'_>> {
         let entered = self.enter_call();
@@ -180,18 +180,18 @@ impl RawStream {
         Ok(entered)
     }
 
-    /// Keeps captures of the runtime from beginning on this stream; one may be open.
+    /// Keeps captures of the runtime from beginning on this stream; one may already be open.
     #[inline(always)]
     pub(crate) fn enter_call(&self) -> CallGuard<'_> {
         self.clock.header().enter_call();
         CallGuard(self)
     }
 
-    /// Before a capture of the runtime begins on this stream, or it joins one: waits for calls under way, and records an event at the tail.
+    /// Prepares a capture of the runtime on this stream: waits for calls in progress, and records an event at the tail.
     pub(crate) fn begin_capture(&self) -> DriverResult<()> {
         let header = self.clock.header();
         self.captured_tail.store(UNRECORDED, Ordering::SeqCst);
-        // From now on polls of what became free ask for the last stamp.
+        // Polls of freed memory use the last stamp from now on.
         self.note_last_free();
         header.begin_capture();
         self.wait_for_calls();
@@ -200,13 +200,12 @@ impl RawStream {
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
             self.ask(covers, event);
         }
-        // For reaps during the capture: the event at the tail covers all memory that is free by now.
+        // For reaps during the capture: the event at the tail covers all memory freed so far.
         self.last_free.fetch_max(begun.covers, Ordering::AcqRel);
         self.captured_tail.store(begun.covers, Ordering::Release);
         Ok(())
     }
 
-    /// After the capture has ended.
     pub(crate) fn end_capture(&self) {
         self.clock.header().end_capture();
     }
@@ -234,7 +233,7 @@ impl RawStream {
         }
     }
 
-    /// Whether all work of a stream that nothing else uses is done. False for one that cannot be queried.
+    /// Whether all work of a stream without other users is complete. False for a stream that cannot be queried.
     pub(crate) fn is_unused(&self) -> bool {
         // A query would invalidate a capture.
         let Ok(_entered) = self.enter("stream_query") else { return false };
@@ -272,8 +271,8 @@ impl RawStream {
         }
     }
 
-    /// Makes sure that no capture took an event that was just recorded. One that may be captured is destroyed and never queried: that
-    /// would break the capture. Recording alone does not.
+    /// Confirms that no capture took an event that was just recorded. An event that may be captured is destroyed and never
+    /// queried: a query would break the capture. Recording alone does not.
     #[cold]
     pub(super) fn confirm(
         &self,
@@ -281,20 +280,20 @@ impl RawStream {
         call: &'static str,
     ) -> DriverResult<EventHandle> {
         let driver = self.device.driver();
-        // The query finds out if a capture has begun and ended since the first check. It is safe: no capture is open that could have the event.
+        // The query detects a capture that began and ended since the first check. It is safe: no open capture can have the event.
         let confirmed = self.ask_driver(call).and_then(|()| driver.event_query(event));
         match confirmed {
             Ok(_) => Ok(event),
             Err(error) => {
                 #[allow(unsafe_code)]
-                // SAFETY: the caller drops it, and no other thread has found it.
+                // SAFETY: the caller drops the event, and no other thread has found it.
                 let _ = unsafe { driver.event_destroy(event) };
                 Err(error)
             }
         }
     }
 
-    /// Calls the driver for an event that was begun. Tells the clock only of a failure.
+    /// Calls the driver for an event that was begun. Reports only a failure to the clock.
     #[inline(always)]
     fn record_begun(&self, begun: Begun<EventHandle>) -> DriverResult<EventHandle> {
         let event = match begun.recycled {
@@ -331,7 +330,7 @@ impl RawStream {
         self.clock.asked(complete);
     }
 
-    /// Orders later work of this stream after everything of `other` up to `stamp`, unless it already is.
+    /// Orders later work of this stream after all work of `other` up to `stamp`, unless it already is.
     pub(crate) fn wait_on_clock(
         &self,
         other: &Self,
@@ -383,7 +382,7 @@ impl RawStream {
                 drop(other_entered);
                 waits.recorded += 1;
                 let queued = self.driver().stream_wait_event(self.handle, event);
-                // Only now can other threads find the event, so it needed no pin.
+                // Other threads can find the event only now, so it needed no pin.
                 if let Some((covers, event)) = known.recorded(begun.covers, event) {
                     other.ask(covers, event);
                 }
@@ -395,7 +394,7 @@ impl RawStream {
         Ok(())
     }
 
-    /// Waits for everything that a stream had queued before the runtime began to capture it; `error` for any other stream.
+    /// Waits for the work that a stream had queued before its capture by the runtime; returns `error` for any other stream.
     #[cold]
     fn wait_on_captured(
         &self,
@@ -409,8 +408,8 @@ impl RawStream {
         }
         let mut tail = other.captured_tail.load(Ordering::Acquire);
         while tail == UNRECORDED {
-            // The capturing thread is about to record it, or to give up. A capture of this stream that begins waits for this call, and
-            // may be what the other one waits for.
+            // The capturing thread is about to record the event, or to give up. A beginning capture of this stream waits for
+            // this call, and the other capture may wait for that one.
             if !known.header().is_captured() || self.clock.header().is_captured() {
                 return Err(error);
             }
@@ -438,10 +437,10 @@ pub(crate) fn is_capture_refusal(error: &DriverError) -> bool {
 
 impl Drop for RawStream {
     fn drop(&mut self) {
-        // Queued work still runs. After the loss of the device the calls fail, with no one to report to.
+        // Queued work still runs. Failures after the loss of the device are ignored.
         let driver = self.device.driver();
         #[allow(unsafe_code)]
-        // SAFETY: this is the only owner of the events, and of a stream that it made.
+        // SAFETY: this is the only owner of the events, and of a stream that it created.
         unsafe {
             if self.is_owned {
                 let _ = driver.stream_destroy(self.handle);

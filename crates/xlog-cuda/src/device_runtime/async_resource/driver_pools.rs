@@ -1,11 +1,11 @@
-//! The driver pools that blocks come from: the device's own or, under a cap, pools of this resource with a maximum.
+//! Driver pools of blocks: the device's own or, under a cap, pools of this resource with a maximum.
 //!
-//! The driver enforces the maximum: a pool at its maximum reuses freed memory of other streams, with waits that the driver inserts,
-//! before it refuses. A maximum is fixed when a pool is created, so another cap needs another pool. Pools made for an earlier cap
-//! serve no request; what they hold until their blocks are freed counts against the cap. Those that hold nothing are destroyed when
-//! another pool is made, and by a trim.
+//! The driver enforces the maximum: before it refuses, a pool at its maximum reuses freed memory of other streams, with waits
+//! that the driver inserts. A maximum is fixed when a pool is created, so another cap needs another pool. Pools of an earlier
+//! cap serve no request; the memory that they hold until their blocks are freed counts against the cap. Empty ones are
+//! destroyed by a trim, and when another pool is created.
 //!
-//! Not covered: a request that is under way on another thread while the cap changes may still grow the earlier pool.
+//! Not covered: if the cap changes during a request of another thread, that request may still grow the earlier pool.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::device_runtime::resource::{
     CapSlot, PhysicalCap, ResourceError, ResourceResult, refused_by_cap,
 };
 
-/// What drivers grow a pool by, and round its maximum up to.
+/// The step of a driver pool's growth, and the unit of its maximum.
 pub(super) const GRANULE: u64 = 32 << 20;
 
 pub(super) struct DriverPools {
@@ -30,13 +30,13 @@ pub(super) struct DriverPools {
 struct State {
     /// The pool that serves requests.
     current: Option<Arc<OwnPool>>,
-    /// The cap that it was made for.
+    /// The cap of that pool.
     made_for: usize,
-    /// Pools made for an earlier cap. No request takes one of these, but one that took it before may still name it.
+    /// Pools of earlier caps. No new request uses one, but a request in flight may.
     earlier: Vec<Arc<OwnPool>>,
 }
 
-/// A driver pool of this resource. Dropped, it is destroyed.
+/// A driver pool of this resource; dropping it destroys it.
 pub(super) struct OwnPool {
     device: Arc<CudaDevice>,
     handle: PoolHandle,
@@ -47,14 +47,14 @@ impl Drop for OwnPool {
     fn drop(&mut self) {
         let Some(pools) = self.device.driver().async_pools() else { return };
         #[allow(unsafe_code)]
-        // SAFETY: this resource created the pool and every request that names it shares this owner, which goes.
+        // SAFETY: this resource created the pool, and every request that uses it shares this owner, which is dropped now.
         let destroyed = unsafe { pools.pool_destroy(self.handle) };
-        // A lost device has taken the pool with it. Memory of blocks that are still live goes back with their frees.
+        // A lost device has destroyed the pool. Live blocks release their memory with their frees.
         let _ = destroyed;
     }
 }
 
-/// The pool for one request, which stays as long as this.
+/// The pool for one request, kept alive by this value.
 pub(super) enum RequestPool {
     OfDevice(PoolHandle),
     Own(Arc<OwnPool>),
@@ -84,7 +84,6 @@ impl DriverPools {
         self.device.driver().async_pools().ok_or_else(no_pools)
     }
 
-    /// The pool for the next request.
     #[inline]
     pub(super) fn current(&self) -> ResourceResult<RequestPool> {
         let Some(bytes) = self.cap.bytes() else {
@@ -114,13 +113,13 @@ impl DriverPools {
         })
     }
 
-    /// What a cap allows; everything where it is more than the device has.
+    /// Returns the maximum of a pool under a cap; unlimited if the cap exceeds the device.
     fn allowed(&self, cap: usize) -> u64 {
         let allowed = (cap as u64).checked_next_multiple_of(GRANULE).unwrap_or(u64::MAX);
         if allowed >= self.device.properties().total_bytes { u64::MAX } else { allowed }
     }
 
-    /// The pool for a cap that the present one was not made for.
+    /// Replaces the pool after a change of the cap.
     #[cold]
     fn renew(&self, state: &mut State, cap: usize) -> ResourceResult<Arc<OwnPool>> {
         let (pools, allowed) = (self.driver()?, self.allowed(cap));
@@ -133,7 +132,7 @@ impl DriverPools {
         self.create(pools, state, cap)
     }
 
-    /// Creates the pool for a cap, with what the earlier pools leave of it.
+    /// Creates the pool for a cap, less the bytes that earlier pools hold.
     fn create(
         &self,
         pools: &dyn AsyncPools,
@@ -155,8 +154,8 @@ impl DriverPools {
         Ok(pool)
     }
 
-    /// Makes a larger pool where earlier ones have given memory back since the present one was made. False where another request
-    /// would find what this one found.
+    /// Creates a larger pool if earlier pools have released memory since the current one was created. Returns false if a retry
+    /// would find the same memory.
     #[cold]
     pub(super) fn reclaim(&self) -> ResourceResult<bool> {
         let Some(cap) = self.cap.bytes() else { return Ok(false) };
@@ -177,7 +176,7 @@ impl DriverPools {
         self.create(pools, &mut state, cap).map(|_| true)
     }
 
-    /// What all pools hold together.
+    /// Returns the usage of all pools together.
     pub(super) fn usage(&self) -> ResourceResult<PoolUsage> {
         let pools = self.driver()?;
         if self.cap.bytes().is_none() {
@@ -195,7 +194,7 @@ impl DriverPools {
         Ok(sum)
     }
 
-    /// Gives cached memory back until all pools together hold at most `keep` bytes, or nothing more is free.
+    /// Releases cached memory until all pools together hold at most `keep` bytes, or nothing more is free.
     pub(super) fn trim(&self, keep: u64) -> ResourceResult<()> {
         let pools = self.driver()?;
         if self.cap.bytes().is_none() {
@@ -209,7 +208,7 @@ impl DriverPools {
         }
     }
 
-    /// Names the cap in a refusal of `requested` bytes, where there is one.
+    /// Adds the cap, if there is one, to a refusal of `requested` bytes.
     #[cold]
     pub(super) fn explain(&self, requested: usize, error: ResourceError) -> ResourceError {
         let ResourceError::OutOfMemory { detail, .. } = error else { return error };
@@ -237,12 +236,12 @@ impl State {
         self.earlier.iter().chain(&self.current).map(|pool| pool.handle)
     }
 
-    /// Trims the earlier pools and destroys those that hold nothing; returns what the others still hold.
+    /// Trims the earlier pools and destroys empty ones; returns the bytes that the others hold.
     fn drain(&mut self, pools: &dyn AsyncPools) -> DriverResult<u64> {
         let (mut held, mut outcome) = (0, Ok(()));
         self.earlier.retain_mut(|pool| {
             let trimmed = pools.pool_trim(pool.handle, 0);
-            // Before its usage is asked for: a request that still names it may be about to take memory.
+            // Checked before its usage: a request that still uses it may be about to allocate.
             let is_named = Arc::get_mut(pool).is_none();
             match trimmed.and_then(|()| pools.pool_usage(pool.handle)) {
                 Ok(usage) => {
@@ -264,7 +263,7 @@ impl State {
 fn create_pool(pools: &dyn AsyncPools, maximum: u64) -> DriverResult<PoolHandle> {
     let max_bytes = (maximum < u64::MAX).then_some(maximum);
     match pools.pool_create(&PoolOptions { max_bytes, ..PoolOptions::default() }) {
-        // A driver that knows no maximum: the budget holds for blocks alone.
+        // This driver supports no maximum, so the budget limits blocks only.
         Err(DriverError::Unsupported { .. }) => pools.pool_create(&PoolOptions::default()),
         created => created,
     }

@@ -1,7 +1,7 @@
 //! Queued frees that are not known to have completed.
 //!
-//! The frees of a stream gather until there are enough for one event; when that has completed, they are counted. A
-//! single free costs no driver call beyond itself.
+//! The frees of a stream are collected in batches, with one event for each. When the event has completed, the batch is
+//! counted. A single free costs no further driver call.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::stream::{Completion, RawStream, is_capture_refusal};
 
 /// Frees that share one event.
 const BATCH: usize = 256;
-/// The number of streams: as many as a stream pool can have.
+/// The maximum number of streams, as in a stream pool.
 const MAX_STREAMS: u32 = 1 << 16;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct Frees {
     streams: Slab<FreesShard, 16>,
 }
 
-/// On cache lines of its own: mostly each stream is used by another thread.
+/// On cache lines of its own, since threads mostly use different streams.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct FreesShard(Lock<StreamFrees>);
@@ -38,8 +38,8 @@ struct StreamFrees {
     before: u64,
     /// Frees with an event, by the stamp that it covers, the oldest first.
     batches: VecDeque<(u64, Vec<Generation>)>,
-    /// Whether memory was returned here since the host has last waited for the stream. The driver's pool keeps memory until the host has
-    /// seen its free complete, and a query does not count.
+    /// Whether memory was freed here since the host last waited for the stream. The driver's pool releases memory only
+    /// after such a wait; a query does not suffice.
     unseen: bool,
 }
 
@@ -55,7 +55,7 @@ impl StreamFrees {
         self.before + self.loose.len() as u64
     }
 
-    /// Removes the loose frees up to `end` that no other thread has removed meanwhile.
+    /// Removes the loose frees up to `end`, except those that another thread has removed.
     fn take_loose(&mut self, end: u64) -> Vec<Generation> {
         let count = end.saturating_sub(self.before).min(self.loose.len() as u64);
         self.before += count;
@@ -70,7 +70,7 @@ impl StreamFrees {
 }
 
 impl Frees {
-    /// Notes a free on `stream`. True if there are enough for [`Frees::poll`].
+    /// Adds a free on `stream`. Returns true if there are enough for [`Frees::poll`].
     #[inline]
     pub(super) fn queued(&self, stream: &RawStream, generation: Generation) -> bool {
         let slot = stream.clock().slot();
@@ -86,7 +86,7 @@ impl Frees {
         }
     }
 
-    /// Notes memory on `stream` that became no block: a reap waits for it as for a free.
+    /// Notes memory on `stream` that became no block; a reap waits for it as for a free.
     pub(super) fn undone(&self, stream: &RawStream) {
         self.with(stream, |frees| frees.unseen = true);
     }
@@ -104,7 +104,7 @@ impl Frees {
 
     /// Returns the frees that have completed, and records an event for the loose ones. Never waits for work.
     ///
-    /// It queries the driver without the lock, about the frees from before. The thread that removes an entry counts it.
+    /// It queries the driver without the lock, for the frees so far. The thread that removes an entry counts it.
     pub(super) fn poll(
         &self,
         stream: &RawStream,
@@ -114,7 +114,7 @@ impl Frees {
             let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
             (frees.end(), stamps, std::mem::take(&mut frees.unseen))
         });
-        // A stream that other code may begin to capture now is not queried, and an event is recorded there only for loose frees.
+        // A stream that other code may begin to capture is not queried, and an event is recorded there only for loose frees.
         let is_done = !stream.handle_escaped() && stream.is_unused();
         let is_seen = is_done && matches!(stream.synchronize_if_complete(counters), Ok(true));
         if unseen && !is_seen {
@@ -140,11 +140,11 @@ impl Frees {
                         }
                     });
                     if stream.handle_escaped() {
-                        // Only events may be asked here, and these frees had none before.
+                        // Only events may be queried here, and these frees had none before.
                         done.append(&mut self.take_complete(stream, vec![covers]));
                     }
                 }
-                // A stream under capture is left to a later reap.
+                // A later reap handles a stream under capture.
                 Err(error) if is_capture_refusal(&error) => {}
                 // The completed ones are counted now; the next call reports the failure.
                 Err(_) if !done.is_empty() => {}
@@ -154,11 +154,11 @@ impl Frees {
         Ok(done)
     }
 
-    /// Removes the batches of these stamps, the oldest first, as far as their events have completed.
+    /// Removes the batches of these stamps whose events have completed; stops at the first pending one.
     fn take_complete(&self, stream: &RawStream, stamps: Vec<u64>) -> Vec<Generation> {
         let (mut complete, mut has_waited) = (0, false);
         for stamp in stamps {
-            // A stamp that is known to be complete is not waited for.
+            // A stamp that is known to be complete needs no wait.
             has_waited = !stream.clock().is_complete(stamp);
             if stream.poll_waiting(stamp) != Completion::Complete {
                 break;
@@ -167,14 +167,14 @@ impl Frees {
         }
         self.with(stream, |frees| {
             let done = frees.take_batches(complete);
-            // If the host has waited for the event of the last free, a stream whose handle others have is asked no further.
+            // After a wait for the event of the last free, a stream whose handle escaped needs no further query.
             let all_seen = frees.batches.is_empty() && frees.loose.is_empty() && has_waited;
             frees.unseen &= !(all_seen && !done.is_empty() && stream.handle_escaped());
             done
         })
     }
 
-    /// Waits for everything that was freed on `stream`, and returns it.
+    /// Waits for all frees on `stream`, and returns them.
     pub(super) fn synchronize(
         &self,
         stream: &RawStream,
@@ -184,13 +184,13 @@ impl Frees {
             let last_batch = frees.batches.back().map_or(0, |(stamp, _)| *stamp);
             (frees.end(), std::mem::take(&mut frees.unseen), last_batch, !frees.loose.is_empty())
         });
-        // On a stream that other code may begin to capture now an event is recorded only for what none covers.
+        // On a stream that other code may begin to capture, an event is recorded only for frees that none covers.
         let has_events = stream.handle_escaped() && !has_loose && (last_batch > 0 || !unseen);
         let synchronized = if has_events && stream.clock().is_complete(last_batch) {
-            // The host may only have asked so far.
+            // The host may only have queried so far.
             let is_seen = match unseen.then(|| stream.synchronize_if_complete(counters)) {
                 None => Ok(true),
-                // A stream under capture is left to a later reap, not what is known to be complete.
+                // A later reap handles a stream under capture, except for completed frees.
                 Some(Err(error)) if is_capture_refusal(&error) => Ok(false),
                 Some(is_complete) => is_complete,
             };
@@ -207,7 +207,7 @@ impl Frees {
             self.with(stream, |frees| frees.unseen |= unseen);
         });
         let stamp = match synchronized {
-            // A stream under capture is left to a later reap.
+            // A later reap handles a stream under capture.
             Err(error) if is_capture_refusal(&error) => return Ok(Vec::new()),
             stamp => stamp?,
         };
@@ -219,7 +219,7 @@ impl Frees {
         Ok(done)
     }
 
-    /// The slots of the streams with frees that the host has not seen complete.
+    /// Returns the slots of the streams with frees that the host has not seen complete.
     pub(super) fn slots(&self) -> Vec<u32> {
         let waiting = |at: &FreesShard| {
             at.0.with(|frees| {
@@ -230,7 +230,6 @@ impl Frees {
         self.streams.iter().filter_map(|(_, at)| waiting(at)).collect()
     }
 
-    /// Runs `change` with the frees of a stream.
     #[inline]
     fn with<T: Default>(
         &self,

@@ -1,11 +1,11 @@
 //! Stream-ordered driver memory, with uses tracked across streams.
 //!
 //! An allocation and a free are one driver call each, on the block's own stream. The hooks announce work on other
-//! streams, and make streams wait by the clocks of `ordering`. On the allocation stream a free comes after every
-//! outstanding use; with a use still open it is deferred until the last one closes.
+//! streams, and make streams wait by the clocks of `ordering`. On the allocation stream a free follows every
+//! outstanding use; while a use is open it is deferred until the last one closes.
 //!
-//! A freed block counts as outstanding until its free is known to have completed: at a reap, or when enough frees have
-//! gathered on its stream for one event. Uses and frees hold no lock over a driver call.
+//! A freed block counts as outstanding until its free is known to have completed: at a reap, or when the frees of its
+//! stream fill a batch for one event. Uses and frees hold no lock over a driver call.
 
 mod driver_pools;
 mod frees;
@@ -35,7 +35,7 @@ use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 use crate::stream::{CallGuard, RawStream};
 
-/// Deferred frees that an allocation may find pending while it frees those that have completed.
+/// Pending deferred frees after which an allocation stops looking for completed ones.
 const DEFERRED_PER_REQUEST: usize = 2;
 
 /// The driver's own pool: `cuMemAllocAsync` and `cuMemFreeAsync` on the caller's stream.
@@ -79,9 +79,9 @@ pub struct AsyncCudaResource {
 }
 
 impl AsyncCudaResource {
-    /// Creates a resource of `device`, which is number `ordinal`, on the streams of `streams`.
+    /// Creates a resource of `device`, which has the number `ordinal`, on the streams of `streams`.
     ///
-    /// Parts of different devices are refused by the first call, as a driver error.
+    /// If the parts belong to different devices, the first call returns a driver error.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, ordinal: u32, streams: Arc<StreamPool>) -> Self {
         Self {
@@ -102,13 +102,13 @@ impl AsyncCudaResource {
         self
     }
 
-    /// Bytes that the driver pools of this resource hold: the device's pool or, under a budget, pools of its own.
+    /// Returns the usage of the driver pools of this resource: the device's pool or, under a budget, pools of its own.
     pub fn driver_pool_usage(&self) -> ResourceResult<PoolUsage> {
         self.driver_pools.usage()
     }
 
-    /// Allocates from the driver's pool; charges the meter if there is one. While the result lives, no capture of the runtime begins on the
-    /// stream, so the memory can be freed there.
+    /// Allocates from the driver's pool; charges the meter if there is one. The result keeps captures of the runtime from
+    /// beginning on the stream, so the memory can be freed there.
     #[inline]
     fn request<'a>(
         &self,
@@ -135,7 +135,7 @@ impl AsyncCudaResource {
         })
     }
 
-    /// Requests once more after it has freed deferred blocks, or made a larger driver pool.
+    /// Requests again after freeing deferred blocks or creating a larger driver pool.
     #[cold]
     #[inline(never)]
     fn request_again<'a>(
@@ -154,7 +154,7 @@ impl AsyncCudaResource {
         let mut freed = Ok(());
         if has_deferred {
             let _reaper = self.deferred_frees.reaper_lock();
-            // A free that fails, as on a captured stream, stays deferred. The refusal of the request names it.
+            // A failed free, as on a captured stream, stays deferred. The refusal of the request names the failure.
             freed = self.free_deferred();
         }
         let reclaimed = self.driver_pools.reclaim();
@@ -166,20 +166,20 @@ impl AsyncCudaResource {
             .map_err(|error| because_of(self.driver_pools.explain(bytes, error), failed))
     }
 
-    /// Frees all deferred blocks, with the waits that this needs.
+    /// Frees all deferred blocks, with the necessary waits.
     fn free_deferred(&self) -> ResourceResult<()> {
         self.deferred_frees
             .free_all(&self.tracker, |generation, meta| self.free_in_order(generation, meta))
     }
 
-    /// Frees deferred blocks whose uses have completed, until `pending` were found that are still in use.
+    /// Frees deferred blocks whose uses have completed, and stops after `pending` others.
     fn free_completed(&self, pending: usize) -> ResourceResult<()> {
         self.deferred_frees.free_completed(pending, &self.tracker, |generation, meta| {
             self.free_in_order(generation, meta)
         })
     }
 
-    /// Queues the free of a retired block on its stream, after everything outstanding on it. After a failure a reap tries again.
+    /// Queues the free of a retired block on its stream, after all outstanding uses. A reap retries after a failure.
     fn free_in_order(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         let outstanding = meta.with_uses(|uses| uses.take_outstanding(&self.tracker.streams));
@@ -220,20 +220,20 @@ impl AsyncCudaResource {
         }
     }
 
-    /// Returns the memory of a retired block to the driver, on its stream, which is ordered after every use.
+    /// Returns the memory of a retired block to the driver, on its stream, which follows every use.
     #[inline]
     fn free_on(&self, owner: &RawStream, meta: &BlockMeta) -> ResourceResult<()> {
         let pools = self.driver_pools.driver()?;
         #[allow(unsafe_code)]
-        // SAFETY: the metadata says that this block is ours and retired, which happens once; its stream is ordered
-        // after every use.
+        // SAFETY: the metadata says that the block belongs to this resource and is retired, which happens once; its stream
+        // is ordered after every use.
         unsafe {
             pools.free_async(meta.ptr(), owner.handle())?;
         }
         Ok(())
     }
 
-    /// Notes a queued free; now and then it polls which have completed.
+    /// Adds a queued free, and polls when a batch is full.
     #[inline]
     fn note_queued(&self, owner: &RawStream, generation: Generation) {
         if self.frees.queued(owner, generation) {
@@ -244,14 +244,13 @@ impl AsyncCudaResource {
     #[cold]
     #[inline(never)]
     fn poll_frees(&self, owner: &RawStream) {
-        // After a failure they are left to a reap.
+        // After a failure a reap polls again.
         let done = self.frees.poll(owner, &self.tracker.counters).unwrap_or_default();
         if !done.is_empty() {
             self.freed(&done);
         }
     }
 
-    /// Ends blocks whose frees have completed.
     fn freed(&self, generations: &[Generation]) {
         let bytes = self.tracker.table.end(generations);
         self.tracker.counters.count(|counts| {
@@ -260,7 +259,7 @@ impl AsyncCudaResource {
         });
     }
 
-    /// Ends the blocks whose frees `completed` reports for each stream. Goes on after a stream that fails.
+    /// Ends the blocks whose frees `completed` reports for each stream. Continues after a failure.
     fn note_completed(
         &self,
         completed: impl Fn(&RawStream) -> DriverResult<Vec<Generation>>,
@@ -278,13 +277,13 @@ impl AsyncCudaResource {
         outcome
     }
 
-    /// Retries the frees that failed.
     fn retry(&self) -> ResourceResult<()> {
         self.deferred_frees
             .retry_failed(&self.tracker, |generation, meta| self.free_late(generation, meta))
     }
 
-    /// Queues a free that was deferred or has failed. A block whose stream is being captured stays for a later reap: that is no failure.
+    /// Queues a free that was deferred or has failed. A block whose stream is being captured is kept for a later reap, without
+    /// an error.
     fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         let is_captured = || owner.check_not_capturing("free_async").is_err();
@@ -300,13 +299,13 @@ impl AsyncCudaResource {
     }
 }
 
-/// Memory of the driver that became no block yet.
+/// Driver memory that is not a block yet.
 struct Requested<'a> {
     ptr: u64,
     _entered: CallGuard<'a>,
 }
 
-/// Adds to a refusal for want of memory what kept memory from being freed.
+/// Adds a failed free to a refusal for lack of memory.
 #[cold]
 fn because_of(refusal: ResourceError, failed: Option<ResourceError>) -> ResourceError {
     match (refusal, failed) {
@@ -325,7 +324,7 @@ impl UseTracking for AsyncCudaResource {
 
     /// Frees at once if the block's stream is already ordered after all uses; otherwise defers the free.
     ///
-    /// A wait queued here would make the stream's next work wait for another stream. So the free is deferred until that
+    /// A wait queued here would make the stream's next work wait for another stream. The free is therefore deferred until that
     /// use completes, memory runs out, or too many frees are deferred.
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
@@ -340,7 +339,7 @@ impl UseTracking for AsyncCudaResource {
 
 impl Drop for AsyncCudaResource {
     fn drop(&mut self) {
-        // In stream order: nothing waits, and nothing is freed under running work.
+        // In stream order: no wait of the host, and no memory is freed under running work.
         let _ = self.free_deferred();
     }
 }
@@ -361,7 +360,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         if self.deferred_frees.has_deferred()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
-            // A failed free stays with its block, and a reap reports it.
+            // A failed free keeps its block; a reap retries and reports it.
             let _ = self.free_completed(DEFERRED_PER_REQUEST);
         }
         let requested = match self.request(pools, bytes, owner) {
@@ -390,7 +389,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         self.tracker.check_parts()?;
         let generation = block.generation;
         let meta = self.tracker.table.find_block(&block)?;
-        // Read before: the metadata may end with the free.
+        // Read first: the metadata may end with the free.
         let (owner, bytes) = (self.tracker.owner_stream(meta)?, meta.bytes());
         let retired = self.tracker.retire(meta, generation)?;
         self.tracker.counters.count(|counts| counts.deallocations += 1);
@@ -399,7 +398,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             Retired::Used => self.free(generation, meta),
             Retired::Open => Ok(()),
         };
-        // This call names the stream, so it may record the event that others poll.
+        // This call names the stream, so it may record the event that other calls poll.
         if owner.needs_event(bytes) {
             self.poll_frees(owner);
         }

@@ -1,13 +1,12 @@
-//! Reports what the driver pool holds of the card to a meter.
+//! Reports the device memory that the driver pool holds to a meter.
 //!
-//! The driver decides when its pool grows, and by how much. A request that exceeds the free memory of the pool is
-//! announced first, with the step by which drivers grow; afterwards the announcement is corrected by the pool's usage.
-//! Unforeseen growth, by fragmentation or by memory pending on other streams, is announced right after. If the meter
-//! refuses that, the block is freed and the request refused, and so is every other request until the excess was trimmed
-//! or announced.
+//! The driver decides when its pool grows, and by how much. A request that exceeds the free memory of the pool first charges
+//! the meter with the step by which drivers grow; afterwards the charge is corrected to the pool's usage. Unforeseen growth,
+//! by fragmentation or by memory pending on other streams, is charged right after. If the meter refuses that, the block is
+//! freed and the request refused, as is every other request until the excess is trimmed or charged.
 //!
-//! Invariant: the announced bytes cover what the pool holds, except for growth in flight and for unforeseen steps that
-//! could not be trimmed yet, one for each concurrent thread. No thread waits with the lock held.
+//! Invariant: the charged bytes (`announced`) cover the bytes that the pool holds, except for growth in flight and for unforeseen steps
+//! that could not be trimmed yet, one for each concurrent thread. No thread waits with the lock held.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,13 +17,13 @@ use xlog_driver::sync::{Mutex, scheduling_point};
 use super::driver_pools::DriverPools;
 use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 
-/// The step by which drivers grow a pool at least, and its unit.
+/// The minimum step by which drivers grow a pool, and its unit.
 const GROWTH: usize = 32 << 20;
 const GRAIN: usize = 2 << 20;
 /// The unit in which driver pools hand out memory.
 const CHUNK: usize = 512;
 
-/// Attempts to trim what the meter refused, and the pause between them.
+/// Attempts to trim excess bytes, and the pause between them.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_micros(500);
 
@@ -46,17 +45,16 @@ struct State {
     is_over: bool,
 }
 
-/// What a request in flight accounts for.
 #[derive(Clone, Copy)]
 enum Part {
-    /// Announced, because the pool must grow.
+    /// Charged, because the pool must grow.
     Ahead(usize),
     /// Expected to fit into the free memory of the pool.
     Claimed(usize),
 }
 
 impl PhysicalBytes {
-    /// Installs the meter, and announces what is held now.
+    /// Installs the meter, and charges the bytes held now.
     pub(super) fn start(
         &self,
         pools: &DriverPools,
@@ -69,14 +67,12 @@ impl PhysicalBytes {
         Ok(())
     }
 
-    /// Whether there is a meter.
     #[inline]
     pub(super) fn is_metered(&self) -> bool {
         self.metered.load(Ordering::Acquire)
     }
 
-    /// Makes a request of `bytes`, announced before if the pool must grow. `undo` takes back a result that the meter
-    /// refuses.
+    /// Makes a request of `bytes`, charged first if the pool must grow. `undo` frees a result that the meter refuses.
     #[inline(never)]
     pub(super) fn around<T>(
         &self,
@@ -96,7 +92,7 @@ impl PhysicalBytes {
         match (outcome, self.correct(pools, part)) {
             (Ok(given), Err(error)) => {
                 undo(given);
-                // What cannot be trimmed yet is left to the next call.
+                // The next call retries a failed trim.
                 let _ = self.recover(pools);
                 Err(error)
             }
@@ -131,7 +127,7 @@ impl PhysicalBytes {
         Ok(())
     }
 
-    /// Trims what the meter refused, or has it granted after all. A pending free may prevent a trim for a while.
+    /// Trims the excess, or charges it after all. A pending free may delay a trim.
     #[cold]
     fn recover(&self, pools: &DriverPools) -> ResourceResult<()> {
         let mut outcome = Ok(());
@@ -150,7 +146,7 @@ impl PhysicalBytes {
         outcome
     }
 
-    /// Corrects the announced bytes by what the pool holds now. The next call asks again for what the meter refuses.
+    /// Corrects the charge to the bytes that the pool holds. The next call charges again after a refusal.
     pub(super) fn reconcile(&self, pools: &DriverPools) {
         if self.metered.load(Ordering::Acquire) {
             let _ = self.correct(pools, Part::Claimed(0));
@@ -166,8 +162,8 @@ impl PhysicalBytes {
                 Part::Claimed(bytes) => state.claimed -= bytes,
             }
             let Some(meter) = state.meter.clone() else { return Ok(()) };
-            // Queried with the lock held: growth that this does not see belongs to requests that correct it themselves.
-            // If the query fails, the announcement stays.
+            // Queried with the lock held: requests in flight correct the growth that this does not see. If the query fails, the
+            // charge stays.
             let Ok(usage) = pools.usage() else { return Ok(()) };
             let held = usage.reserved as usize;
             let surplus = state.announced.saturating_sub(held.saturating_add(state.ahead));
@@ -192,7 +188,7 @@ impl PhysicalBytes {
     }
 }
 
-/// The growth that a request will cause if it does not fit.
+/// Returns the growth that a request causes if it does not fit.
 fn foreseen(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(GRAIN).unwrap_or(bytes).max(GROWTH)
 }

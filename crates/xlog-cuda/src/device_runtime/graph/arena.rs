@@ -1,9 +1,9 @@
-//! The memory of one capture, or of several captures whose graphs never run at once.
+//! Memory of one capture, or of several captures whose graphs never run concurrently.
 //!
 //! Invariants:
 //! - At most one capture is open in an arena.
-//! - A block lies in one chunk. Its range is free again once it is freed, inside the capture or outside.
-//! - Every launch is a write of all chunks that its graph may touch, so launches in one arena follow each other.
+//! - A block lies in one chunk. Freeing the block, inside or outside of the capture, frees its range.
+//! - Every launch is a write of all chunks that its graph may access, so launches in one arena follow each other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,22 +22,21 @@ use crate::device_runtime::resource::{
 
 /// The unit in which an arena grows.
 const GRANULE: usize = 2 << 20;
-/// An arena grows by at least this part of what it has.
+/// An arena grows by at least 1/GROWTH_PART of its size.
 const GROWTH_PART: usize = 4;
 
-/// A block that was allocated inside a capture.
 #[derive(Debug)]
 pub(super) struct InsideBlock {
     pub(super) range: FreeRange,
     pub(super) stream: StreamId,
-    /// The capture that it was allocated in.
+    /// The capture in which the block was allocated.
     pub(super) capture: u64,
     pub(super) is_retired: bool,
     /// Uses that are open inside the capture.
     pub(super) open_uses: u32,
     /// Uses that are open outside, after the capture has ended.
     pub(super) outside_uses: u32,
-    /// Whether a use was announced. Until then its own stream may use it without.
+    /// Whether a use was announced. Until then the block's own stream may use it without announcements.
     pub(super) is_announced: bool,
     pub(super) uses: CapturedUses,
 }
@@ -56,7 +55,7 @@ pub(super) struct ArenaState {
 #[derive(Debug)]
 pub(super) struct Arena {
     pub(super) tag: AllocTag,
-    /// The number in a tag that only this arena has.
+    /// The number in the tag, if the tag is the arena's own.
     pub(super) number: Option<u32>,
     pub(super) limit: usize,
     pub(super) first_bytes: usize,
@@ -68,7 +67,7 @@ pub(super) struct Arena {
     pub(super) state: Mutex<ArenaState>,
 }
 
-/// Where the use of a block is ordered.
+/// A block, classified by what orders its uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// The block belongs to the arena and may be used outside, as a use of its chunk.
@@ -80,7 +79,7 @@ pub(super) enum Place {
 }
 
 impl Arena {
-    /// An arena with the tag of the options, or with a tag of its own, which has `number`.
+    /// Creates an arena with the tag of the options, or with its own tag of `number`.
     pub(super) fn new(options: &CaptureOptions, number: u32, ordinal: u32) -> Arc<Self> {
         let own = || AllocTag::intern(&format!("graph {number}"));
         Arc::new(Self {
@@ -95,7 +94,7 @@ impl Arena {
         })
     }
 
-    /// Counts a graph that other code executes. The result is called at its end: it calls no driver.
+    /// Counts a graph that other code executes. The driver calls the result at the graph's end; it calls no driver.
     pub(super) fn retain_foreign(
         self: &Arc<Self>,
         has_stale: Arc<AtomicBool>,
@@ -105,7 +104,7 @@ impl Arena {
         move || drop(hold)
     }
 
-    /// The size of the next chunk for a request.
+    /// Returns the size of the next chunk for a request.
     pub(super) fn next_chunk(&self, bytes: usize, align: usize) -> Result<usize, CaptureError> {
         let state = self.state.lock();
         let held: usize = state.chunks.iter().map(|chunk| chunk.bytes).sum();
@@ -118,11 +117,11 @@ impl Arena {
         let room = self.limit.saturating_sub(held);
         let exact = bytes.saturating_add(slack).next_multiple_of(MIN_ALIGN);
         let wanted = match held {
-            // The caller knows how much it needs.
+            // The first chunk has the size that the caller configured.
             0 if self.first_bytes > 0 => exact.max(self.first_bytes.next_multiple_of(MIN_ALIGN)),
             held => least.max((held / GROWTH_PART).next_multiple_of(GRANULE)),
         };
-        // Near the limit the exact size may fit where the rounded one does not.
+        // Near the limit only the exact size may fit.
         [wanted, least, exact].into_iter().find(|&size| size <= room).ok_or_else(refuse)
     }
 
@@ -145,7 +144,7 @@ impl Arena {
         index
     }
 
-    /// Takes the chunks if no graph, no capture and no block needs them.
+    /// Removes the chunks if no graph, capture or block needs them.
     pub(super) fn take_idle(&self) -> Option<Vec<DeviceBlock>> {
         let mut state = self.state.lock();
         let is_idle = state.owners == 0
@@ -157,7 +156,7 @@ impl Arena {
         })
     }
 
-    /// Finds out whose a block is. `UseAfterFree` for one that is not live.
+    /// Classifies a block. Returns `UseAfterFree` if it is not live.
     pub(super) fn place(&self, block: BlockId, chunk: usize) -> ResourceResult<Place> {
         if block.device_ordinal != self.ordinal {
             return Err(ResourceError::Driver(format!(
@@ -196,14 +195,14 @@ impl Arena {
         }
     }
 
-    /// The chunk of a block, which may be retired.
+    /// Returns the chunk of a block, which may be retired.
     pub(super) fn chunk_of(&self, block: BlockId) -> Option<BlockId> {
         let state = self.state.lock();
         let inside = state.blocks.get(&block.generation)?;
         state.chunks.get(inside.range.chunk).map(BlockId::from_block)
     }
 
-    /// Uncounts an open use. True where the block was freed meanwhile, and was the last one.
+    /// Uncounts an open use. Returns true if this ended a freed block that was the last one.
     pub(super) fn close_outside(&self, block: BlockId) -> bool {
         let mut state = self.state.lock();
         let ArenaState { blocks, free, .. } = &mut *state;
@@ -232,7 +231,7 @@ impl Arena {
         (!is_chunk).then_some(BlockState::Freed)
     }
 
-    /// Frees a block of the arena. True where it was the last one. A chunk is not the caller's to free.
+    /// Frees a block of the arena; refuses a chunk. Returns true if it was the last block.
     pub(super) fn free(&self, block: BlockId) -> ResourceResult<bool> {
         let mut state = self.state.lock();
         let gone = ResourceError::UseAfterFree { generation: block.generation };
@@ -248,7 +247,7 @@ impl Arena {
         }
         if let Some(inside) = blocks.remove(&block.generation) {
             match (is_captured, open) {
-                // Of an earlier capture: the open one may have used it.
+                // A block of an earlier capture, which the open one may have used.
                 (false, Some(open)) => {
                     let after = open.points_of_outside(block.generation);
                     free.insert(FreeRange { after, ..inside.range });
@@ -259,7 +258,7 @@ impl Arena {
         Ok(blocks.is_empty())
     }
 
-    /// Takes the chunks from `first` on that have no block, the last ones first: of a capture that failed.
+    /// Removes the unused chunks of a failed capture, from the last one down to `first`.
     pub(super) fn take_unused(&self, first: usize) -> Vec<DeviceBlock> {
         let mut state = self.state.lock();
         let ArenaState { chunks, free, .. } = &mut *state;
@@ -274,7 +273,6 @@ impl Arena {
     }
 }
 
-/// Returns the range of a block to the free ones.
 pub(super) fn release(
     free: &mut FreeRanges,
     captured: Option<&mut OpenOrder>,
@@ -296,7 +294,7 @@ struct ForeignHold {
 
 impl Drop for ForeignHold {
     fn drop(&mut self) {
-        // The driver calls this, so nothing may be freed here: the next call of the runtime does.
+        // The driver makes this call, so the next call of the runtime frees the memory.
         self.arena.foreign_graphs.fetch_sub(1, Ordering::AcqRel);
         self.has_stale.store(true, Ordering::Release);
     }

@@ -1,7 +1,7 @@
 //! Uses of blocks inside an open capture.
 //!
-//! Blocks of the arena and blocks from outside are ordered alike between the streams of the capture. A block from outside is remembered besides: every
-//! launch of the graph uses it. What it depends on outside is not waited for here, because a captured stream cannot; the launch waits.
+//! Blocks of the arena and blocks from outside are ordered alike between the streams of the capture. Every launch of the
+//! graph also uses each block from outside. A captured stream cannot wait for dependencies outside, so the launch waits.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::RawStream;
 
-/// A stream of the capture, as a call names it.
+/// A stream of the capture, with its id and driver.
 #[derive(Clone, Copy)]
 pub(super) struct OnStream<'a> {
     pub(super) id: StreamId,
@@ -23,26 +23,24 @@ pub(super) struct OnStream<'a> {
     pub(super) driver: &'a dyn Driver,
 }
 
-/// A use of a block inside a capture.
 #[derive(Clone, Copy)]
 pub(super) struct CapturedUse {
     pub(super) block: BlockId,
     pub(super) access: Access,
-    /// The block as a launch uses it; `None` for one that was allocated in this capture.
+    /// The block that a launch uses; `None` for a block of this capture.
     pub(super) outside: Option<BlockId>,
 }
 
 /// A block from outside that the captured work uses.
 #[derive(Debug)]
 struct OutsideBlock {
-    /// What a launch uses.
+    /// The block that a launch uses.
     launch: Option<BlockId>,
     access: Access,
     generation: Generation,
     uses: CapturedUses,
 }
 
-/// The order inside one open capture.
 #[derive(Debug)]
 pub(super) struct OpenOrder {
     pub(super) number: u64,
@@ -53,10 +51,10 @@ pub(super) struct OpenOrder {
     frees: Vec<DeviceBlock>,
 }
 
-/// What a capture leaves when it ends.
+/// The result of a capture that ends.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// The blocks that a launch uses: chunks first.
+    /// The blocks that a launch uses, chunks first.
     pub(super) uses: Vec<(BlockId, Access)>,
     /// The number of chunks, and their bytes.
     pub(super) chunks: usize,
@@ -84,7 +82,7 @@ impl OpenOrder {
         &mut self.order
     }
 
-    /// The points that the next owner of a freed range follows: all uses, and what its own stream has queued.
+    /// Returns the points that the next owner of a freed range follows: all uses, and the work queued on its own stream.
     pub(super) fn points_of_free(&mut self, stream: StreamId, uses: &CapturedUses) -> Points {
         let mut points = uses.before(Access::Write);
         if let Some(own) = self.order.member_of(stream) {
@@ -94,7 +92,7 @@ impl OpenOrder {
         points
     }
 
-    /// The points of the captured uses of a block from outside.
+    /// Returns the points of the captured uses of a block from outside.
     pub(super) fn points_of_outside(&self, generation: Generation) -> Points {
         let known = self.outside.iter().find(|known| known.generation == generation);
         known.map(|known| known.uses.before(Access::ReadWrite)).unwrap_or_default()
@@ -117,8 +115,7 @@ impl OpenOrder {
 }
 
 impl Arena {
-    /// A block for `stream`, from memory that it may use without a wait; `None` where there is none. With `waits`, also from memory
-    /// that needs one.
+    /// Allocates a block for `stream` from memory that needs no wait, or from any with `waits`; `None` if there is none.
     pub(super) fn allocate(
         &self,
         bytes: usize,
@@ -164,7 +161,7 @@ impl Arena {
         Ok(Some(block))
     }
 
-    /// Opens a use on a stream of the open capture, after everything that it must follow there.
+    /// Opens a use on a stream of the open capture, after all work that it must follow there.
     pub(super) fn prepare(&self, used: CapturedUse, stream: OnStream<'_>) -> ResourceResult<()> {
         let mut state = self.state.lock();
         let ArenaState { blocks, open, .. } = &mut *state;
@@ -197,7 +194,6 @@ impl Arena {
         Ok(())
     }
 
-    /// Closes a use of [`Arena::prepare`].
     pub(super) fn finish(&self, used: CapturedUse, stream: OnStream<'_>) -> ResourceResult<()> {
         let mut state = self.state.lock();
         let ArenaState { blocks, free, open, .. } = &mut *state;
@@ -250,19 +246,17 @@ impl Arena {
         }
     }
 
-    /// Whether the open capture has this use open.
     pub(super) fn has_open_use(&self, block: BlockId, stream: StreamId) -> bool {
         let state = self.state.lock();
         let this = (block.generation, stream);
         state.open.as_ref().is_some_and(|open| open.open_uses.contains(&this))
     }
 
-    /// The number of the open capture.
     pub(super) fn open_capture(&self) -> Option<u64> {
         self.state.lock().open.as_ref().map(|open| open.number)
     }
 
-    /// Whether a stream belongs to the open capture, also if that is broken.
+    /// Whether a stream belongs to the open capture, even if the capture is broken.
     pub(super) fn has_member(&self, stream: StreamId) -> bool {
         let state = self.state.lock();
         state.open.as_ref().is_some_and(|open| open.order.member_of(stream).is_some())

@@ -1,4 +1,4 @@
-//! Why a capture refused a call, and the way out.
+//! Errors of captures, with their remedies.
 
 use crate::device_runtime::resource::{Generation, StreamId};
 
@@ -45,7 +45,7 @@ pub enum CaptureError {
         /// The stream outside.
         other: StreamId,
     },
-    /// A block was freed on a stream of a capture that other code has begun and that no part of the runtime has joined.
+    /// A block was freed on a stream of a capture that other code has begun and that the runtime has not joined.
     #[error(
         "{stream} is captured by other code, so the block is freed by the first reap after that capture has ended; join the capture by \
          XlogDeviceRuntime::join_capture to free inside it, or free before it begins"
@@ -70,21 +70,21 @@ pub enum CaptureError {
          CaptureOptions::with_limit"
     )]
     ArenaLimit {
-        /// The bytes asked for.
+        /// The requested bytes.
         requested: usize,
-        /// The bytes that the arena has.
+        /// The bytes that the arena holds.
         held: usize,
-        /// The bytes that it may have.
+        /// The maximum of the arena.
         limit: usize,
     },
-    /// The capture was broken: its work is lost, and its memory was given back.
+    /// The capture was broken: its work is lost, and its memory was freed.
     #[error(
         "the capture on {stream} was broken: {detail}; its memory was given back, capture again"
     )]
     Broken {
         /// The stream that the capture began on.
         stream: StreamId,
-        /// What the driver said.
+        /// The text of the driver's error.
         detail: String,
     },
     /// Another capture is open in the arena.

@@ -13,7 +13,7 @@ use crate::device_runtime::resource::{Access, AllocTag, BlockId, ResourceError, 
 use crate::device_runtime::runtime::XlogDeviceRuntime;
 use crate::{LaunchRecorder, Result};
 
-/// A share in an arena, by a graph or an open capture.
+/// An owner of an arena: a graph or an open capture.
 pub(super) struct ArenaOwner {
     pub(super) runtime: XlogDeviceRuntime,
     pub(super) arena: Arc<Arena>,
@@ -36,7 +36,7 @@ impl Followed {
         Self { runtime: runtime.share(), events: Vec::new() }
     }
 
-    /// Adds everything that is queued on a stream outside.
+    /// Adds the work that is queued on a stream outside.
     pub(super) fn add(&mut self, stream: StreamHandle) -> DriverResult<()> {
         let driver = self.runtime.device().driver();
         let event = driver.event_create()?;
@@ -53,17 +53,17 @@ impl Followed {
 impl Drop for Followed {
     fn drop(&mut self) {
         for event in self.events.drain(..) {
-            // SAFETY: made by `add`, and not used any more. Queued waits outlive their event.
+            // SAFETY: created by `add`, and not used any more. Queued waits outlive their event.
             let _ = unsafe { self.runtime.device().driver().event_destroy(event) };
         }
     }
 }
 
-/// The parts of a graph. Dropping the last handle gives its memory back, in the order of its launches.
+/// The parts of a graph. Dropping the last handle frees its memory after its launches.
 pub(super) struct GraphCore {
-    /// `None` where other code executes the graph.
+    /// `None` if other code executes the graph.
     pub(super) exec: Option<GraphExecHandle>,
-    /// What every launch uses: the chunks of the arena, and blocks from outside.
+    /// The uses of every launch: the chunks of the arena, and blocks from outside.
     pub(super) uses: Vec<(BlockId, Access)>,
     pub(super) chunks: usize,
     pub(super) chunk_bytes: usize,
@@ -76,7 +76,7 @@ impl Drop for GraphCore {
     fn drop(&mut self) {
         let driver = self.owner.runtime.device().driver();
         if let (Some(exec), Some(graphs)) = (self.exec, driver.graphs()) {
-            // SAFETY: made by the capture, and this was its last handle. Queued launches still run; the arena's chunks are freed after them.
+            // SAFETY: created by the capture, and this was its last handle. Queued launches still run; the chunks are freed after them.
             let _ = unsafe { graphs.graph_exec_destroy(exec) };
         }
     }
@@ -84,9 +84,9 @@ impl Drop for GraphCore {
 
 /// Captured work with its memory, ready to be launched.
 ///
-/// A launch uses every block that the captured work was announced to use, so other uses and frees of them are ordered by it. Blocks that were
-/// allocated inside the capture stay the graph's: outside they can be used once the capture has ended, ordered by the launches. Clones are
-/// handles on one graph.
+/// A launch uses every block that the captured work was announced to use, which orders it with other uses and frees. Blocks
+/// that were allocated inside the capture belong to the graph: after the capture they can also be used outside, ordered by
+/// the launches. Clones are handles on one graph.
 #[derive(Clone)]
 #[must_use = "dropping the graph destroys it"]
 pub struct Graph {
@@ -102,10 +102,10 @@ impl Graph {
         &self.core.owner.arena
     }
 
-    /// Queues the captured work on `stream`, after everything that it must follow. A block from outside that was freed meanwhile is
-    /// [`ResourceError::UseAfterFree`], and nothing is queued.
+    /// Queues the captured work on `stream`, after all work that it must follow. If a block from outside was freed meanwhile,
+    /// queues nothing and returns [`ResourceError::UseAfterFree`].
     ///
-    /// The order of the captured work's own memory accesses was the capture's affair: what it promised there holds for every launch.
+    /// The safety promises of the captured work must hold for every launch.
     pub fn launch(&self, stream: StreamId) -> Result<()> {
         let runtime = &self.core.owner.runtime;
         let Some(exec) = self.core.exec else {
@@ -114,54 +114,53 @@ impl Graph {
         let queue = runtime.stream_pool().try_resolve(stream)?;
         queue.raw().check_not_capturing("graph_launch")?;
         let graphs = runtime.graphs().graphs()?;
-        // Between preflight and commit another launch would not be ordered after this one, and CUDA wants launches of one graph one at a time.
+        // Otherwise a concurrent launch would not be ordered after this one. CUDA also requires that launches of a graph do not overlap.
         let _launching = self.core.owner.arena.launching.lock();
         let mut recorder = LaunchRecorder::new_strict(stream);
         recorder.graph(self);
         recorder.run(runtime, |queue| {
-            // SAFETY: the uses of the recorder keep the chunks and the announced blocks alive; for the rest the work was promised to be sound when
-            // it was captured.
+            // SAFETY: the uses of the recorder keep the chunks and the announced blocks alive; the capturing code promised that the
+            // rest of the work is sound.
             unsafe { graphs.graph_launch(exec, queue.raw().handle())? };
             Ok(())
         })
     }
 
-    /// The bytes of the arena's chunks that a launch uses.
+    /// Returns the bytes of the arena's chunks that a launch uses.
     #[must_use]
     pub fn arena_bytes(&self) -> usize {
         self.core.chunk_bytes
     }
 
-    /// The label of its memory in logs, statistics, the budget and the ledger. Graphs that share an arena have one label.
+    /// Returns the label of the graph's memory in logs, statistics, the budget and the ledger. Graphs that share an arena share it.
     #[must_use]
     pub fn tag(&self) -> AllocTag {
         self.core.owner.arena.tag
     }
 
-    /// The number of blocks from outside that a launch uses.
+    /// Returns the number of blocks from outside that a launch uses.
     #[must_use]
     pub fn outside_blocks(&self) -> usize {
         self.core.uses.len().saturating_sub(self.core.chunks)
     }
 
-    /// The stream that the capture began on.
+    /// Returns the stream that the capture began on.
     #[must_use]
     pub fn stream(&self) -> StreamId {
         self.core.stream
     }
 
-    /// The runtime that it belongs to.
+    /// Returns the runtime of the graph.
     #[must_use]
     pub fn runtime(&self) -> &XlogDeviceRuntime {
         &self.core.owner.runtime
     }
 
-    /// What a launch uses.
     pub(crate) fn uses(&self) -> &[(BlockId, Access)] {
         &self.core.uses
     }
 
-    /// Makes a stream wait for what the graph follows outside.
+    /// Makes a stream wait for the outside work that the graph follows.
     pub(crate) fn wait_outside(&self, stream: StreamHandle) -> DriverResult<()> {
         self.core.followed.wait(stream)
     }

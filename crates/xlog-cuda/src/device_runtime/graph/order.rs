@@ -1,7 +1,7 @@
 //! The order of captured work: a vector clock for every stream of one capture.
 //!
-//! A point counts the work of one captured stream. A stream follows a point once it waited, inside the capture, for an event that was recorded
-//! at or after the point. Waits that the caller queues itself are not seen here: they can only lead to one more wait.
+//! A point counts the work of one captured stream. A stream follows a point once it has waited, inside the capture, for an
+//! event recorded at or after the point. Waits that the caller queues itself are not tracked: they only make a wait redundant.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use xlog_driver::{Driver, DriverResult};
 use crate::device_runtime::resource::{Access, StreamId};
 use crate::stream::RawStream;
 
-/// A stream of a capture, by its place in the capture.
+/// The index of a stream in its capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Member(u32);
 
@@ -25,7 +25,7 @@ pub(super) struct Point {
 /// At most one point of each stream.
 pub(super) type Points = SmallVec<[Point; 2]>;
 
-/// Adds a point; of two points of one stream the later stays.
+/// Adds a point; of two points of one stream the later is kept.
 pub(super) fn add_point(points: &mut Points, point: Point) {
     match points.iter_mut().find(|known| known.member == point.member) {
         Some(known) => known.count = known.count.max(point.count),
@@ -37,20 +37,19 @@ pub(super) fn add_point(points: &mut Points, point: Point) {
 struct CapturedStream {
     id: StreamId,
     raw: Arc<RawStream>,
-    /// Whether the runtime brought it into the capture.
+    /// Whether the runtime brought the stream into the capture.
     is_marked: bool,
-    /// By member: how much of its work this stream follows. Its own entry counts its own work.
+    /// The counts of work, by member, that this stream follows. Its own entry counts its own work.
     clock: Vec<u64>,
 }
 
-/// The clocks of one capture.
 #[derive(Debug, Default)]
 pub(super) struct CapturedOrder {
     streams: Vec<CapturedStream>,
 }
 
 impl CapturedOrder {
-    /// The place of a stream; one that is new follows nothing.
+    /// Returns the member of a stream, and adds it without order if it is new.
     pub(super) fn member(&mut self, id: StreamId, raw: &Arc<RawStream>) -> Member {
         self.place(raw).unwrap_or_else(|| self.add(id, raw, false))
     }
@@ -66,7 +65,7 @@ impl CapturedOrder {
         Member(self.streams.len() as u32 - 1)
     }
 
-    /// Adds a stream that the runtime is about to capture: from now on, other threads are refused to queue on it.
+    /// Adds a stream that the runtime is about to capture. Other threads can queue nothing on it from now on.
     pub(super) fn begin(&mut self, id: StreamId, raw: &Arc<RawStream>) -> DriverResult<Member> {
         if let Some(member) = self.place(raw) {
             return Ok(member);
@@ -75,12 +74,12 @@ impl CapturedOrder {
         Ok(self.add(id, raw, true))
     }
 
-    /// All streams, the one that the capture began on first.
+    /// Iterates over all streams; the stream that the capture began on is first.
     pub(super) fn members(&self) -> impl Iterator<Item = (Member, &Arc<RawStream>)> {
         self.streams.iter().enumerate().map(|(place, each)| (Member(place as u32), &each.raw))
     }
 
-    /// The place of a stream that is known.
+    /// Returns the member of a known stream.
     pub(super) fn member_of(&self, id: StreamId) -> Option<Member> {
         let place = self.streams.iter().position(|each| each.id == id)?;
         Some(Member(place as u32))
@@ -99,7 +98,7 @@ impl CapturedOrder {
         clock[of.0 as usize] = count;
     }
 
-    /// The point of what is queued on a stream now.
+    /// Counts the work queued on a stream so far, and returns its point.
     pub(super) fn point(&mut self, member: Member) -> Point {
         let count = self.count(member, member) + 1;
         self.set_count(member, member, count);
@@ -115,7 +114,7 @@ impl CapturedOrder {
         self.count(point.member, member) >= point.count
     }
 
-    /// Makes later work of `member` follow the points, by waits inside the capture.
+    /// Makes later work of `member` follow the points, with waits inside the capture.
     pub(super) fn follow(
         &mut self,
         driver: &dyn Driver,
@@ -130,7 +129,7 @@ impl CapturedOrder {
         Ok(())
     }
 
-    /// Makes later work of `member` follow everything that is queued on `other`.
+    /// Makes later work of `member` follow all work queued on `other`.
     pub(super) fn wait(
         &mut self,
         driver: &dyn Driver,
@@ -147,7 +146,7 @@ impl CapturedOrder {
             .event_record(event, awaited)
             .and_then(|()| driver.stream_wait_event(waiting, event));
         #[allow(unsafe_code)]
-        // SAFETY: made here, and not used any more. What was captured does not need the event.
+        // SAFETY: created here, and not used any more. The captured work does not need the event.
         let destroyed = unsafe { driver.event_destroy(event) };
         queued?;
         for of in 0..self.streams.len() as u32 {
@@ -157,7 +156,7 @@ impl CapturedOrder {
         destroyed
     }
 
-    /// The capture has ended: its streams are ordinary ones again.
+    /// Ends the capture: its streams become ordinary ones.
     pub(super) fn end(&self) {
         self.streams.iter().filter(|each| each.is_marked).for_each(|each| each.raw.end_capture());
     }
@@ -171,12 +170,12 @@ pub(super) struct CapturedUses {
 }
 
 impl CapturedUses {
-    /// A block whose only use is its allocation.
+    /// Creates the uses of a block whose only use is its allocation.
     pub(super) fn since(allocation: Point) -> Self {
         Self { writes: SmallVec::from_slice(&[allocation]), reads: Points::new() }
     }
 
-    /// The points that a new use follows.
+    /// Returns the points that a new use follows.
     pub(super) fn before(&self, access: Access) -> Points {
         let mut points = self.writes.clone();
         if access.writes() {
@@ -190,7 +189,7 @@ impl CapturedUses {
         add_point(&mut self.writes, point);
     }
 
-    /// Adds a finished use. A write replaces what its stream follows: who follows the write follows that too.
+    /// Adds a finished use. A write replaces the points that its stream follows, since followers of the write follow them too.
     pub(super) fn finish(
         &mut self,
         order: &CapturedOrder,

@@ -1,13 +1,13 @@
-//! The free ranges of an arena: best fit by size, coalesced within a chunk.
+//! Free ranges of an arena: best fit by size, coalesced within a chunk.
 //!
-//! A range that was freed inside the open capture carries the points that its next owner must follow. Ranges of different chunks are never
-//! joined, because a block must lie in one chunk.
+//! A range that was freed inside the open capture carries the points that its next owner must follow. Ranges of different
+//! chunks are never coalesced, because a block must lie in one chunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::order::{Points, add_point};
 
-/// A range that no block has.
+/// A range without a block.
 #[derive(Clone, Debug)]
 pub(super) struct FreeRange {
     pub(super) start: u64,
@@ -25,7 +25,7 @@ pub(super) struct FreeRanges {
 }
 
 impl FreeRanges {
-    /// Adds a range, joined with its free neighbours.
+    /// Inserts a range, and coalesces it with its free neighbours.
     pub(super) fn insert(&mut self, range: FreeRange) {
         let mut range = range;
         let previous = self.by_start.range(..range.start).next_back();
@@ -55,13 +55,13 @@ impl FreeRanges {
         Some(range)
     }
 
-    /// Removes a range if it is free from its start to its end.
+    /// Removes a range if it is one whole free range.
     pub(super) fn remove_whole(&mut self, start: u64, bytes: u64) -> bool {
         let is_whole = self.by_start.get(&start).is_some_and(|range| range.bytes == bytes);
         is_whole && self.remove(start).is_some()
     }
 
-    /// Takes `bytes` at a multiple of `align` from the smallest range that `accepts`.
+    /// Allocates `bytes` at a multiple of `align` from the smallest range that `accepts`.
     pub(super) fn take(
         &mut self,
         bytes: u64,
@@ -88,14 +88,13 @@ impl FreeRanges {
         Some(FreeRange { start: first, bytes, chunk, after })
     }
 
-    /// Forgets all points: the capture has ended, and launches in one arena follow each other.
+    /// Clears all points after the capture: launches in one arena follow each other.
     pub(super) fn forget_order(&mut self) {
         for range in self.by_start.values_mut() {
             range.after.clear();
         }
     }
 
-    /// The free bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         self.by_start.values().map(|range| range.bytes).sum()

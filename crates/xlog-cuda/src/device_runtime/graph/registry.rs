@@ -1,6 +1,6 @@
 //! Open captures and arenas of one runtime.
 //!
-//! `routing` decides which calls concern them.
+//! `routing` dispatches calls to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use crate::device_runtime::stream_pool::StreamPool;
 use crate::memory::FailedFree;
 use crate::stream::RawStream;
 
-/// Why a call of the runtime does not go straight to its resource.
+/// The reasons for which a call of the runtime does not go directly to its resource.
 #[derive(Debug)]
 pub(crate) struct Detour(AtomicU8);
 
 impl Detour {
-    /// The parts of the runtime do not fit together.
+    /// Parts of the runtime belong to different devices or pools.
     pub(crate) const MISMATCH: u8 = 1;
-    /// A log below wants to know the caller of an allocation.
+    /// A log below needs the caller of an allocation.
     pub(crate) const LOG: u8 = 2;
     /// Captures are open, or graphs have memory.
     pub(crate) const GRAPHS: u8 = 4;
@@ -38,7 +38,7 @@ impl Detour {
         Self(AtomicU8::new(reasons))
     }
 
-    /// Whether one of these reasons is given. A thread that knows of a capture or of a graph's block sees that the reason is given.
+    /// Whether one of these reasons applies. A thread that has learned of a capture or of a graph's block sees its reason.
     #[inline(always)]
     pub(crate) fn any(&self, reasons: u8) -> bool {
         self.0.load(Ordering::Relaxed) & reasons != 0
@@ -52,10 +52,8 @@ impl Detour {
     }
 }
 
-/// An open capture.
 #[derive(Debug)]
 pub(super) struct Capture {
-    /// The driver's number of it.
     pub(super) id: u64,
     pub(super) arena: Arc<Arena>,
 }
@@ -76,7 +74,7 @@ struct Registered {
 }
 
 impl Registered {
-    /// The first number that no arena has in its tag. Numbers are used again, so the tags stay few.
+    /// Returns the first number that no arena has in its tag. Numbers are reused, so the tags stay few.
     fn unused_number(&self) -> u32 {
         let mut numbers: Vec<u32> = self.arenas.iter().filter_map(|arena| arena.number).collect();
         numbers.sort_unstable();
@@ -91,10 +89,10 @@ pub(crate) struct GraphRegistry {
     device: Arc<CudaDevice>,
     streams: Arc<StreamPool>,
     open_captures: AtomicUsize,
-    /// The addresses from the first chunk to the end of the last: most blocks are outside.
+    /// The addresses from the first chunk to the end of the last, which exclude most other blocks.
     first_address: AtomicU64,
     end_address: AtomicU64,
-    /// A graph of other code has ended.
+    /// Whether a graph of other code has ended.
     has_stale: Arc<AtomicBool>,
     state: Mutex<Registered>,
 }
@@ -139,7 +137,7 @@ impl GraphRegistry {
 
     // Arenas.
 
-    /// A new arena, or the one to share. Its owners grow by one.
+    /// Returns a new arena, or the one to share, with one more owner.
     pub(super) fn own_arena(&self, options: &CaptureOptions) -> Result<Arc<Arena>, CaptureError> {
         static NUMBERS: AtomicU64 = AtomicU64::new(1);
         let mut state = self.state.lock();
@@ -162,7 +160,6 @@ impl GraphRegistry {
         Ok(arena)
     }
 
-    /// An owner of the arena is gone.
     pub(super) fn disown(&self, arena: &Arc<Arena>) {
         {
             let mut inside = arena.state.lock();
@@ -171,7 +168,7 @@ impl GraphRegistry {
         self.release_idle(arena);
     }
 
-    /// Frees the chunks of an arena that nothing needs.
+    /// Frees the chunks of an arena that is not needed any more.
     pub(super) fn release_idle(&self, arena: &Arc<Arena>) {
         let chunks = {
             let mut state = self.state.lock();
@@ -193,7 +190,7 @@ impl GraphRegistry {
         }
     }
 
-    /// Frees the chunks that a failed capture has added and that have no block.
+    /// Frees the chunks that a failed capture has added and that contain no block.
     pub(super) fn release_unused(&self, arena: &Arc<Arena>, first: usize) {
         let chunks = {
             let mut state = self.state.lock();
@@ -205,7 +202,7 @@ impl GraphRegistry {
         self.free_all(chunks);
     }
 
-    /// Frees what graphs of other code have left.
+    /// Frees the memory of ended graphs of other code.
     pub(crate) fn sweep(&self) {
         if self.has_stale.load(Ordering::Acquire) && self.has_stale.swap(false, Ordering::AcqRel) {
             let arenas = self.state.lock().arenas.clone();
@@ -221,14 +218,14 @@ impl GraphRegistry {
         align: usize,
     ) -> ResourceResult<()> {
         let size = arena.next_chunk(bytes, align)?;
-        // A stream of its own: the chunk is then ordered after nothing that runs.
+        // On a stream of its own the chunk is ordered after no running work.
         let lease = self.streams.lease().ok();
         let home = lease.as_ref().map_or(StreamId::DEFAULT, |lease| lease.id());
         let request = AllocRequest::new(size, home, arena.tag).aligned(align.max(MIN_ALIGN));
         let chunk = self.inner.allocate_request(request, None)?;
         let mut state = self.state.lock();
         if arena.open_capture().is_none() {
-            // The capture ended meanwhile, and with it perhaps the arena.
+            // The capture ended meanwhile, perhaps with its arena.
             drop(state);
             self.free_all(vec![chunk]);
             return Err(CaptureError::Ended { stream: home }.into());
@@ -260,7 +257,7 @@ impl GraphRegistry {
         capture
     }
 
-    /// Ends a capture here. Its arena stays.
+    /// Unregisters a capture. Its arena stays.
     pub(super) fn close(&self, arena: &Arc<Arena>) -> Ended {
         let mut ended = {
             let mut state = self.state.lock();
@@ -273,7 +270,7 @@ impl GraphRegistry {
         ended
     }
 
-    /// The driver stream of an id, if the driver says that it may be captured.
+    /// The driver stream of an id, if other code or this runtime may be capturing it.
     fn maybe_captured(&self, stream: StreamId) -> Option<&Arc<RawStream>> {
         self.streams.raw(stream).filter(|raw| raw.handle_escaped())
     }
@@ -290,7 +287,7 @@ impl GraphRegistry {
         self.maybe_captured(stream).is_some_and(|raw| raw.check_not_capturing("free").is_err())
     }
 
-    /// The capture of this runtime that a stream belongs to.
+    /// Returns the capture of this runtime that a stream belongs to.
     pub(super) fn capture_of(&self, stream: StreamId) -> ResourceResult<Option<Arc<Capture>>> {
         if self.open_captures.load(Ordering::Acquire) == 0 {
             return Ok(None);
@@ -301,7 +298,7 @@ impl GraphRegistry {
         Ok(state.captures.iter().find(|capture| capture.id == info.id).cloned())
     }
 
-    /// The number of the capture of this runtime that records the work of a stream.
+    /// Returns the number of the capture of this runtime that records the work of a stream.
     pub(crate) fn capture_number(&self, stream: StreamId) -> ResourceResult<Option<u64>> {
         if !self.detour.any(Detour::GRAPHS) {
             return Ok(None);
@@ -309,7 +306,7 @@ impl GraphRegistry {
         Ok(self.capture_of(stream)?.and_then(|capture| capture.arena.open_capture()))
     }
 
-    /// The registered capture that has this use open, also if it is broken.
+    /// Returns the registered capture that has this use open, even if the capture is broken.
     pub(super) fn capture_with_use(
         &self,
         block: BlockId,
@@ -322,7 +319,7 @@ impl GraphRegistry {
         captures.into_iter().find(|capture| capture.arena.has_open_use(block, stream))
     }
 
-    /// Closes uses where they were opened: in the capture of this number, or outside of captures.
+    /// Closes uses where they were opened: in the capture of this number, or outside.
     pub(crate) fn finish_opened(
         &self,
         capture: Option<u64>,
@@ -369,7 +366,7 @@ impl GraphRegistry {
         outcome
     }
 
-    /// The registered capture that a stream belongs to, also if it is broken.
+    /// Returns the registered capture that a stream belongs to, even if the capture is broken.
     pub(super) fn capture_of_member(&self, stream: StreamId) -> Option<Arc<Capture>> {
         if self.open_captures.load(Ordering::Acquire) == 0 {
             return None;
@@ -413,7 +410,7 @@ impl GraphRegistry {
         ask(true)?.ok_or(refused)
     }
 
-    /// What a use of a block on a stream of a capture is.
+    /// Classifies a use of a block on a stream of a capture.
     pub(super) fn captured_use(
         &self,
         capture: &Capture,
@@ -435,7 +432,7 @@ impl GraphRegistry {
                 let other = format!("the block of {}", block.generation);
                 return Err(CaptureError::OtherCapture { stream, other }.into());
             }
-            // Of an earlier capture: a launch is refused once it is freed, and otherwise uses its chunk.
+            // A block of an earlier capture. A launch uses its chunk, and is refused once the block is freed.
             Place::Outside(_) | Place::Chunk => Some(block),
         };
         Ok(CapturedUse { block, access, outside })

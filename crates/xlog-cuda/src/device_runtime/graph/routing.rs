@@ -1,7 +1,7 @@
-//! The runtime's calls while captures are open or graphs have memory.
+//! Dispatches the runtime's calls while captures are open or graphs have memory.
 //!
-//! A call on a captured stream goes to the arena of its capture. A use of a block that lies in an arena becomes a use of its chunk. Every other call is
-//! forwarded to the resource. Without captures and graphs the runtime calls the resource directly.
+//! A call on a captured stream goes to the arena of its capture. A use of a block in an arena becomes a use of its chunk. Every
+//! other call is forwarded to the resource. Without captures and graphs the runtime calls the resource directly.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ impl DeviceMemoryResource for GraphRegistry {
         }
     }
 
-    // The arena was charged to the budget: a block inside it needs no reservation.
+    // The arena is charged to the budget, so a block inside it needs no reservation.
     fn allocate_request(
         &self,
         request: AllocRequest,
@@ -152,7 +152,7 @@ impl DeviceMemoryResource for GraphRegistry {
         let mut outcome = Ok(());
         let mut outside: Vec<(BlockId, Access)> = Vec::with_capacity(uses.len());
         for &(block, access) in uses {
-            // A capture that has the use open may be broken, so the stream does not tell.
+            // The stream may have left a broken capture that has the use open, so the search is by use.
             match self.capture_with_use(block, use_stream) {
                 Some(capture) => {
                     let used = CapturedUse { block, access, outside: None };

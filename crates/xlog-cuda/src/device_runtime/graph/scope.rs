@@ -1,7 +1,7 @@
-//! Captures: begun here, or begun by other code and joined.
+//! Captures that are begun here, or begun by other code and joined.
 //!
-//! A capture is registered before its work is queued and unregistered when it ends, whichever way: a graph, an error, or a panic. Ending a capture
-//! that failed gives its arena back, except what the caller still holds.
+//! A capture is registered before its work is queued. It is unregistered when it ends, by a graph, an error or a panic.
+//! Ending a failed capture frees its arena, except blocks that the caller still holds.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +19,7 @@ use crate::device_runtime::resource::{AllocTag, ResourceError, StreamId};
 use crate::device_runtime::runtime::XlogDeviceRuntime;
 use crate::{DeviceStream, Result};
 
-/// How a capture gets its memory, and in which mode it runs.
+/// Options of a capture: its memory and its mode.
 #[derive(Clone, Debug)]
 #[must_use = "options have no effect until a capture takes them"]
 pub struct CaptureOptions {
@@ -44,18 +44,18 @@ impl Default for CaptureOptions {
 }
 
 impl CaptureOptions {
-    /// Sets the mode: which calls of other code the capture forbids. The runtime's own calls are fine in each.
+    /// Sets the mode: which calls of other code the capture forbids. Every mode allows the runtime's own calls.
     pub fn with_mode(self, mode: CaptureMode) -> Self {
         Self { mode, ..self }
     }
 
-    /// Sets the label of the arena in logs, statistics, the budget and the ledger. By default each arena has its own, "graph 1" or the first
-    /// number that no living arena has, so that the memory of a graph is one entry: [`Graph::tag`].
+    /// Sets the label of the arena in logs, statistics, the budget and the ledger. By default each arena has its own, "graph 1"
+    /// or the first number that no living arena has, so that the memory of a graph is one entry: [`Graph::tag`].
     pub fn with_tag(self, tag: AllocTag) -> Self {
         Self { tag: Some(tag), ..self }
     }
 
-    /// Sets the size of the arena's first chunk, taken before the capture begins. A capture that needs no more has one chunk.
+    /// Sets the size of the arena's first chunk, which is allocated before the capture begins.
     pub fn with_arena(self, bytes: usize) -> Self {
         Self { arena_bytes: bytes, ..self }
     }
@@ -65,9 +65,9 @@ impl CaptureOptions {
         Self { limit: bytes, ..self }
     }
 
-    /// Uses the arena of another graph, for graphs that never run at once: launches of the two follow each other. This capture gets memory that the other one
-    /// has freed, so a launch of either may overwrite what the other left there; live blocks of the other graph are not given away. The
-    /// limit and the label stay those of the arena.
+    /// Uses the arena of another graph, for graphs that never run concurrently: launches of the two follow each other. This
+    /// capture reuses memory that the other one has freed, so a launch of either may overwrite data that the other left there.
+    /// Live blocks of the other graph are kept. The arena keeps its limit and label.
     pub fn sharing(self, graph: &Graph) -> Self {
         Self { shared: Some(graph.clone()), ..self }
     }
@@ -78,11 +78,11 @@ impl CaptureOptions {
 }
 
 impl XlogDeviceRuntime {
-    /// Captures what `work` queues on `stream` into a graph. Nothing of it runs before [`Graph::launch`].
+    /// Captures the work that `work` queues on `stream` into a graph. It runs only in [`Graph::launch`].
     ///
     /// Inside, memory is allocated, used through recorders and freed as usual, on the captured stream and on streams of
-    /// [`CaptureScope::fork`]. It comes from an arena that belongs to the graph. Every use of memory from outside must be announced by a recorder: a
-    /// launch orders what was announced. If `work` fails or panics the capture is ended, and its memory is given back.
+    /// [`CaptureScope::fork`]. It comes from an arena that belongs to the graph. A recorder must announce every use of memory
+    /// from outside: a launch orders only announced uses. If `work` fails or panics, the capture ends and its memory is freed.
     ///
     /// ```
     /// use xlog_cuda::prelude::*;
@@ -128,11 +128,12 @@ impl XlogDeviceRuntime {
         open.end()
     }
 
-    /// Takes part in a capture that other code has begun on `stream`, or on the stream that it stands for
-    /// ([`StreamPool::adopt`](crate::device_runtime::StreamPool::adopt)): from now on its allocations and uses are the capture's.
+    /// Joins a capture that other code has begun on `stream`, or on the stream that it represents
+    /// ([`StreamPool::adopt`](crate::device_runtime::StreamPool::adopt)): later allocations and uses there belong to the capture.
     ///
-    /// The memory stays until the driver reports that the graph and all its executable forms are gone, also if the returned object is dropped.
-    /// Other code ends the capture and launches the graph; [`JoinedCapture::finish`] gives what a recorder needs for that.
+    /// The memory stays until the driver reports that the graph and all its executable forms are gone, even if the returned
+    /// object is dropped. Other code ends the capture and launches the graph; [`JoinedCapture::finish`] describes the graph for
+    /// recorders.
     pub fn join_capture(
         &self,
         stream: StreamId,
@@ -163,7 +164,7 @@ impl XlogDeviceRuntime {
     }
 }
 
-/// The runtime and the stream of a capture, if captures are possible.
+/// Returns the runtime and the stream of a capture, if captures are possible.
 fn checked(
     runtime: &XlogDeviceRuntime,
     stream: StreamId,
@@ -176,12 +177,12 @@ fn checked(
     Ok((runtime.share(), runtime.stream_pool().try_resolve(stream)?))
 }
 
-/// The arena and the streams of an open capture. The drop unregisters it.
+/// The arena and the streams of an open capture. Unregisters the capture when dropped.
 struct Members {
     owner: Arc<ArenaOwner>,
     stream: Arc<DeviceStream>,
     is_open: bool,
-    /// The number of chunks that the arena had before; `None` if other code captures, whose graph may use all.
+    /// The number of earlier chunks of the arena; `None` if other code captures, whose graph may use all chunks.
     chunks_before: Option<usize>,
 }
 
@@ -226,14 +227,14 @@ impl Members {
         self.runtime().graphs().open(id, &self.owner.arena);
     }
 
-    /// Makes the stream known as one of a capture that other code has begun.
+    /// Adds the stream to a capture that other code has begun.
     fn add(&self) {
         if let Some(open) = &mut self.owner.arena.state.lock().open {
             open.order().member(self.stream.id(), self.stream.raw());
         }
     }
 
-    /// Before the runtime captures a stream, or brings it into its capture.
+    /// Announces that the runtime is about to capture a stream, or to bring it into its capture.
     fn begin(&self, stream: &DeviceStream) -> Result<()> {
         if let Some(open) = &mut self.owner.arena.state.lock().open {
             open.order().begin(stream.id(), stream.raw())?;
@@ -241,7 +242,7 @@ impl Members {
         Ok(())
     }
 
-    /// Makes `waiting` wait for `other`, both in the capture or about to join it.
+    /// Makes `waiting` wait for `other`; both are in the capture or about to join it.
     fn wait(&self, waiting: &DeviceStream, other: &DeviceStream) -> Result<()> {
         let driver = self.runtime().device().driver();
         if let Some(open) = &mut self.owner.arena.state.lock().open {
@@ -272,7 +273,6 @@ impl Members {
         Ok(())
     }
 
-    /// Unregisters the capture.
     fn close(&mut self) -> Ended {
         match std::mem::replace(&mut self.is_open, false) {
             true => self.runtime().graphs().close(&self.owner.arena),
@@ -280,7 +280,7 @@ impl Members {
         }
     }
 
-    /// The stream of an id, which may join the capture or be followed by it.
+    /// Returns the stream of an id, which may join the capture or be followed by it.
     fn resolve(&self, stream: StreamId) -> Result<Arc<DeviceStream>> {
         self.runtime().stream_pool().try_resolve(stream)
     }
@@ -302,7 +302,7 @@ impl Drop for Members {
 struct OpenCapture {
     members: Members,
     followed: Mutex<Option<Followed>>,
-    /// The driver records.
+    /// Whether the driver records.
     is_begun: bool,
 }
 
@@ -358,7 +358,7 @@ impl OpenCapture {
     }
 }
 
-/// The graph of a capture that has ended.
+/// Builds the graph of a capture that has ended.
 fn finished(
     members: &Members,
     followed: Followed,
@@ -379,7 +379,7 @@ fn finished(
 
 impl Drop for OpenCapture {
     fn drop(&mut self) {
-        // A driver call that failed once may work the second time; a stream that stays captured is of no more use.
+        // A failed driver call is retried once: a stream that stays captured is unusable.
         for _ in 0..2 {
             if !self.is_begun {
                 return;
@@ -409,14 +409,14 @@ impl CaptureScope<'_> {
         &self.open.members.stream
     }
 
-    /// Its id, for managers and recorders.
+    /// Returns the id of that stream, for managers and recorders.
     #[must_use]
     pub fn id(&self) -> StreamId {
         self.stream().id()
     }
 
-    /// Brings another stream into the capture: its later work follows what the captured stream has queued so far. It leaves when the
-    /// capture ends, and joins again before that by itself.
+    /// Brings another stream into the capture: its later work follows the work queued on the captured stream so far. The
+    /// runtime rejoins it when the capture ends.
     pub fn fork(&self, stream: StreamId) -> Result<()> {
         let members = &self.open.members;
         let forked = members.resolve(stream)?;
@@ -436,7 +436,7 @@ impl CaptureScope<'_> {
         members.wait(&forked, &members.stream)
     }
 
-    /// Makes the captured stream follow what another stream of the capture has queued.
+    /// Makes the captured stream follow the work queued on another stream of the capture.
     pub fn join(&self, stream: StreamId) -> Result<()> {
         let members = &self.open.members;
         let joined = members.resolve(stream)?;
@@ -453,7 +453,7 @@ impl CaptureScope<'_> {
         members.wait(&members.stream, &joined)
     }
 
-    /// Makes every launch follow what is queued on a stream outside now. A captured stream itself cannot wait for it.
+    /// Makes every launch follow the work queued so far on a stream outside. A captured stream itself cannot wait for it.
     pub fn follow(&self, stream: StreamId) -> Result<()> {
         let outside = self.open.members.resolve(stream)?;
         outside.raw().check_not_capturing("CaptureScope::follow")?;
@@ -463,7 +463,7 @@ impl CaptureScope<'_> {
         }
     }
 
-    /// The bytes that the arena has taken so far.
+    /// Returns the bytes that the arena has allocated so far.
     #[must_use]
     pub fn arena_bytes(&self) -> usize {
         self.open.members.owner.arena.held_bytes()
@@ -479,7 +479,7 @@ impl fmt::Debug for CaptureScope<'_> {
     }
 }
 
-/// A part in a capture that other code has begun. See [`XlogDeviceRuntime::join_capture`].
+/// Membership in a capture that other code has begun. See [`XlogDeviceRuntime::join_capture`].
 #[must_use = "dropping it ends the part in the capture"]
 pub struct JoinedCapture {
     members: Members,
@@ -487,14 +487,14 @@ pub struct JoinedCapture {
 }
 
 impl JoinedCapture {
-    /// Makes every launch follow what is queued on a stream outside now, as [`CaptureScope::follow`].
+    /// Makes every launch follow the work queued so far on a stream outside, as [`CaptureScope::follow`].
     pub fn follow(&mut self, stream: StreamId) -> Result<()> {
         let outside = self.members.resolve(stream)?;
         outside.raw().check_not_capturing("JoinedCapture::follow")?;
         Ok(self.followed.add(outside.raw().handle())?)
     }
 
-    /// Ends the part in the capture. The result names what a launch uses: other code launches its graph inside
+    /// Ends the membership. The result describes the uses of a launch: other code launches its graph inside
     /// [`LaunchRecorder::run`](crate::LaunchRecorder::run) of a recorder with [`LaunchRecorder::graph`](crate::LaunchRecorder::graph).
     pub fn finish(mut self) -> Result<Graph> {
         let ended = self.members.close();

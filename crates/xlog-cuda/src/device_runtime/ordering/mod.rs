@@ -1,14 +1,13 @@
-//! Order between streams, by vector clocks instead of one event per use.
+//! Orders work between streams, by vector clocks instead of one event per use.
 //!
-//! Every stream has a clock: a *stamp* for work that finishes now, and, for every other stream, the stamp that it is
-//! ordered after. A block keeps the stamps of its outstanding reads and writes. Work on the block's own stream costs no
-//! driver call. Another stream waits for an event that covers the stamp it needs, unless its clock already covers it.
-//!
+//! Every stream has a clock: its current *stamp*, and the stamps of other streams that it is ordered after. A block keeps
+//! the stamps of its outstanding reads and writes. Work on the block's own stream costs no driver call. Another stream waits
+//! for an event that covers the stamp it needs, unless its clock already covers it.
 //! | folder | content |
 //! |---|---|
 //! | `clock/` | the clock of a stream: stamps, events, happens-before |
 //! | `block/` | metadata of a block, its state word, its outstanding and open uses |
-//! | `tracking/` | the hooks that open and close uses; frees that wait; counters |
+//! | `tracking/` | the hooks that open and close uses; deferred frees; counters |
 //! | `primitive` | atomics and locks of the concurrent core, which a model checker replaces |
 
 pub(crate) mod block;
@@ -21,12 +20,12 @@ pub(crate) mod tracking;
 #[non_exhaustive]
 pub enum EventPolicy {
     /// At once for a use on another stream than the block's own, so that a waiting stream does not wait for later work
-    /// of that stream. Work on the own stream records nothing; the first stream that needs it records the tail.
+    /// of that stream. Work on the own stream records nothing; the first stream that needs it records an event at the tail.
     #[default]
     ForeignExact,
     /// At once for every use.
     Exact,
-    /// Never at once: the first stream that needs the work records the tail, and also waits for what was queued in
-    /// between.
+    /// Never at once: the first stream that needs the work records an event at the tail, and also waits for all work that
+    /// was queued since.
     Lazy,
 }

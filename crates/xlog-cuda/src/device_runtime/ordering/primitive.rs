@@ -6,7 +6,7 @@ pub(crate) use xlog_driver::sync::{Bias, BiasedSection, thread_index};
 use once_cell::race::OnceBox;
 use xlog_driver::sync::{BiasedGuard, BiasedMutex, scheduling_point};
 
-/// A value that is allocated when it is first needed: one word until then.
+/// A value that is allocated at its first use: one word until then.
 #[derive(Debug, Default)]
 pub(crate) struct Lazy<T>(OnceBox<T>);
 
@@ -27,8 +27,8 @@ impl<T: Default> Lazy<T> {
     }
 }
 
-/// A biased lock around a value. Nothing inside may block or call the driver. Before it is entered, a deterministic
-/// scheduler may switch to another thread.
+/// A biased lock around a value. Nothing inside may block or call the driver. A deterministic scheduler may switch to
+/// another thread before each entry.
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(BiasedMutex<T>);
 
@@ -44,7 +44,7 @@ impl<T> Lock<T> {
         self.0.with(body)
     }
 
-    /// Runs `body` with the values of several locks. All callers pass them in one order. Their owners keep their bias.
+    /// Runs `body` with the values of several locks, which all callers pass in one order. Their owners keep their bias.
     pub(crate) fn with_all<R>(locks: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
         scheduling_point();
         let locks: Vec<_> = locks.iter().map(|lock| &lock.0).collect();
@@ -63,7 +63,7 @@ impl<T> Lock<T> {
         BiasedMutex::with_all(&[&self.0], |values| values.first_mut().map(|value| body(value)))
     }
 
-    /// Whether another thread is inside. Only a hint.
+    /// Whether another thread is inside; only a hint.
     pub(crate) fn is_busy(&self) -> bool {
         self.0.is_busy()
     }
@@ -73,7 +73,7 @@ impl<T> Lock<T> {
         self.0.is_local()
     }
 
-    /// The value, if this thread owns the bias; otherwise use [`Lock::with`]. Does not call the scheduler.
+    /// Enters if this thread owns the bias; otherwise use [`Lock::with`]. Does not call the scheduler.
     #[inline(always)]
     pub(crate) fn enter(&self) -> Option<BiasedGuard<'_, T>> {
         self.0.enter()

@@ -1,10 +1,10 @@
 //! Typed buffers in page-locked memory.
 //!
 //! Why safe code cannot race with the device:
-//! - The host reaches the elements only by [`PinnedBuffer::as_slice`] and [`PinnedBuffer::as_mut_slice`]. They return after the
-//!   host has seen every conflicting copy complete.
-//! - A copy takes the buffer by `&mut`, so no slice is left when the device begins to read or write.
-//! - The memory stays the buffer's until it is dropped. Safe code can forge the buffer's block and free it; the resource then
+//! - The host accesses the elements only by [`PinnedBuffer::as_slice`] and [`PinnedBuffer::as_mut_slice`]. They return after
+//!   the host has seen every conflicting copy complete.
+//! - A copy borrows the buffer by `&mut`, so no slice is left when the device begins to read or write.
+//! - The buffer keeps the memory until it is dropped. Safe code can forge the buffer's block and free it; the resource then
 //!   marks it returned and reuses nothing.
 //! - Blocks come only from this library's resources, which hand out each block once.
 
@@ -23,10 +23,10 @@ use crate::memory::BlockUse;
 use crate::stream::{Completion, RawStream};
 use crate::{DeviceRepr, DeviceStream, DeviceView, DeviceViewMut, Result};
 
-/// The resources that a buffer is allocated through and freed through.
+/// A resource through which buffers are allocated and freed.
 type SharedResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 
-/// A buffer of `T`s in page-locked memory, which the device copies from and to while the host goes on.
+/// A buffer of `T`s in page-locked memory, which the device copies from and to asynchronously.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -58,7 +58,7 @@ pub struct PinnedBuffer<T> {
     copies: Vec<QueuedCopy>,
 }
 
-/// A copy that was queued: everything of a stream up to a stamp.
+/// A queued copy: the work of a stream up to a stamp.
 #[derive(Clone, Copy, Debug)]
 struct QueuedCopy {
     slot: u32,
@@ -67,7 +67,7 @@ struct QueuedCopy {
     writes: bool,
 }
 
-// SAFETY: the buffer owns its elements as a box would; everything else in it is `Send` and `Sync`.
+// SAFETY: the buffer owns its elements like a box; its other fields are `Send` and `Sync`.
 unsafe impl<T: Send> Send for PinnedBuffer<T> {}
 // SAFETY: as above. A shared buffer gives out shared slices only.
 unsafe impl<T: Sync> Sync for PinnedBuffer<T> {}
@@ -128,10 +128,10 @@ impl PinnedHostResource {
         }
     }
 
-    /// Keeps a block for a buffer, and returns its address.
+    /// Registers the block of a buffer, and returns its address.
     fn begin_buffer(&self, block: &DeviceBlock, bytes: usize) -> ResourceResult<NonNull<u8>> {
         self.chunks.lock().buffers.insert(block.generation, false);
-        // Only now: a block that is returned later is kept.
+        // After the registration, which keeps a block that is returned concurrently.
         let host = self.host_ptr(block)?;
         let given = self.tracker.table.find_block(block)?.bytes();
         if given < bytes {
@@ -140,7 +140,7 @@ impl PinnedHostResource {
         Ok(host)
     }
 
-    /// Ends what [`begin_buffer`](Self::begin_buffer) began. A block that was returned meanwhile is freed.
+    /// Unregisters the block of a buffer. Frees it if it was returned meanwhile.
     fn end_buffer(&self, block: &DeviceBlock) {
         let is_returned = self.chunks.lock().buffers.remove(&block.generation);
         if is_returned == Some(true)
@@ -151,7 +151,7 @@ impl PinnedHostResource {
         }
     }
 
-    /// Notes that everything queued on a stream so far may use the buffer of these copies.
+    /// Notes that all work queued on a stream so far may use the buffer of these copies.
     fn note_copy(&self, copies: &mut Vec<QueuedCopy>, stream: &DeviceStream, writes: bool) {
         let raw = stream.raw();
         let slot = raw.clock().slot();
@@ -172,15 +172,15 @@ impl PinnedHostResource {
 }
 
 impl<T: DeviceRepr> PinnedBuffer<T> {
-    /// Waits until the device has written what copies bring, and returns the elements.
+    /// Waits until copies to the buffer have completed, and returns the elements.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait(|copy| copy.writes)?;
-        // SAFETY: the memory has this many elements and is the buffer's. The device writes none of them: those copies have
-        // completed, and the next one needs `&mut self`. Every pattern of bytes is a `T`.
+        // SAFETY: the buffer has this many elements. The device writes none of them: such copies have completed, and the next
+        // one needs `&mut self`. Every bit pattern is a `T`.
         Ok(unsafe { slice::from_raw_parts(self.host.as_ptr(), self.len) })
     }
 
-    /// Waits until the device has finished with the buffer, and returns the elements.
+    /// Waits until all copies have completed, and returns the elements.
     pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
         self.wait(|_| true)?;
         self.copies.clear();
@@ -188,7 +188,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         Ok(unsafe { slice::from_raw_parts_mut(self.host.as_ptr(), self.len) })
     }
 
-    /// Returns whether the device has finished with the buffer, so that [`as_mut_slice`](Self::as_mut_slice) does not wait.
+    /// Returns whether all copies have completed, so that [`as_mut_slice`](Self::as_mut_slice) does not wait.
     pub fn is_idle(&self) -> bool {
         let streams = &self.pinned.tracker.streams;
         self.copies.iter().all(|copy| {
@@ -197,7 +197,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         })
     }
 
-    /// Queues a copy of the elements to `dst`, a buffer or a view with as many, on a stream. The host does not wait.
+    /// Queues a copy of the elements to `dst`, a buffer or view of the same length, on a stream. The host does not wait.
     pub fn copy_to<'b>(
         &mut self,
         dst: impl Into<DeviceViewMut<'b, T>>,
@@ -206,7 +206,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         self.copy(dst.into().as_view(), stream, Access::Read)
     }
 
-    /// Queues a copy of `src`, a buffer or a view with as many elements, to this buffer on a stream. The host does not wait.
+    /// Queues a copy of `src`, a buffer or view of the same length, to this buffer on a stream. The host does not wait.
     pub fn copy_from<'b>(
         &mut self,
         src: impl Into<DeviceView<'b, T>>,
@@ -215,7 +215,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         self.copy(src.into(), stream, Access::Write)
     }
 
-    /// Queues a copy between the buffer and `slice` as a use of both; `access` is what it does to the buffer.
+    /// Queues a copy between the buffer and `slice` as a use of both; `access` is the access to the buffer.
     fn copy(&mut self, slice: DeviceView<'_, T>, stream: StreamId, access: Access) -> Result<()> {
         if slice.len() != self.len {
             let value = format!("a device buffer of {} elements", slice.len());
@@ -269,17 +269,17 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
 }
 
 impl<T> PinnedBuffer<T> {
-    /// Returns how many elements it has.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns true if it has no elements.
+    /// Returns true if the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns its block, whose address is for work on the device; `None` in an empty buffer.
+    /// Returns the block, whose address is for work on the device; `None` in an empty buffer.
     pub fn block(&self) -> Option<&DeviceBlock> {
         self.block.as_ref()
     }

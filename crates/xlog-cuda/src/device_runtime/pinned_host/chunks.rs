@@ -1,4 +1,4 @@
-//! Chunks of page-locked memory, and what is free in them.
+//! Chunks of page-locked memory, and the free ranges in them.
 //!
 //! Invariants: no work is pending on free memory; free memory of two chunks is never coalesced. Nothing here calls the
 //! driver.
@@ -18,29 +18,28 @@ pub(super) struct Chunk {
     pub(super) bytes: usize,
 }
 
-/// The memory of a resource.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     /// By device address.
     pub(super) free: Tlsf,
     /// By their first device address.
     chunks: BTreeMap<u64, Chunk>,
-    /// Bytes of all chunks, also of those that are being freed.
+    /// Bytes of all chunks, including those that are being freed.
     pub(super) held: usize,
-    /// Blocks of typed buffers, and whether a block of that name was returned: safe code can forge one. The memory stays
-    /// until the buffer is dropped.
+    /// Blocks of typed buffers, and whether such a block was returned: safe code can forge one. The memory stays until the
+    /// buffer is dropped.
     pub(super) buffers: HashMap<Generation, bool>,
 }
 
 impl Chunks {
-    /// Adds a chunk, all of it free.
+    /// Adds a chunk as free memory.
     pub(super) fn insert(&mut self, chunk: Chunk) {
         let Chunk { memory, bytes } = chunk;
         self.free.insert_span(Range { ptr: memory.device, bytes: bytes as u64, stamp: 0 }, false);
         self.chunks.insert(memory.device, chunk);
     }
 
-    /// Removes the chunks that are wholly free.
+    /// Removes the completely free chunks.
     pub(super) fn remove_idle(&mut self) -> Vec<Chunk> {
         let bytes_of = |ptr| self.chunks.get(&ptr).map(|chunk: &Chunk| chunk.bytes as u64);
         let mut whole =
@@ -49,7 +48,7 @@ impl Chunks {
         idle.iter().filter_map(|range| self.chunks.remove(&range.ptr)).collect()
     }
 
-    /// The host's address of a device address.
+    /// Returns the host address of a device address.
     pub(super) fn host_ptr(&self, ptr: u64) -> Option<NonNull<u8>> {
         let (start, chunk) = self.chunks.range(..=ptr).next_back()?;
         let offset = usize::try_from(ptr - start).ok().filter(|offset| *offset < chunk.bytes)?;

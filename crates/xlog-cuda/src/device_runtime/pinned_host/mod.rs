@@ -1,16 +1,16 @@
 //! Page-locked host memory from a pool.
 //!
-//! The driver pins page by page (45 ms for 64 MiB), so the resource takes chunks and hands out parts of them. A block has
+//! The driver pins page by page, which is slow, so the resource takes chunks and hands out parts of them. A block has
 //! two addresses of the same bytes: `block.ptr` for work on the device, [`PinnedHostResource::host_ptr`] for the host.
 //!
 //! Invariants:
-//! - A returned block is handed out again only after the host has seen all its work complete: the announced uses of every
-//!   stream, and whatever its own stream had queued when it was freed. Stream order is not enough, because the next owner
-//!   may write the bytes from the host at once. So memory in the free list has no pending work and belongs to no stream.
+//! - A returned block is reused only after the host has seen all its work complete: the announced uses of every stream, and
+//!   the work that its own stream had queued when it was freed. Stream order is not enough, because the next owner may write
+//!   the bytes from the host at once. Memory in the free list therefore has no pending work and belongs to no stream.
 //! - A free waits for nothing. A request polls returned blocks, grows if no memory is free, and waits only at the maximum.
 //! - Chunks count against the resource's own maximum and never against a ledger: they are not memory of the device.
 //!
-//! It does not keep the host from touching a block while the device uses it: [`PinnedBuffer`] does.
+//! It does not keep the host from accessing a block while the device uses it: [`PinnedBuffer`] does.
 
 #[allow(unsafe_code)]
 mod buffer;
@@ -40,11 +40,11 @@ use super::resource::{
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 
-/// Chunks begin at a multiple of this, so it is the largest alignment of a block.
+/// The alignment of chunks, and the largest alignment of a block.
 const PAGE: usize = 4096;
 /// The largest request: no host has more addresses.
 const MAX_BYTES: usize = 1 << 47;
-/// What is taken from the host at a time: the driver pins it in about 11 ms.
+/// The default size of a chunk, which the driver pins in about 11 ms.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// Page-locked host memory, reused once the device has finished with it.
@@ -83,14 +83,14 @@ pub struct PinnedHostResource {
     retired: CompletedFrees,
     /// Held while returned blocks are polled and chunks are taken, so that two requests do not both grow for one need.
     slow_path: Mutex<()>,
-    /// Held while chunks are freed, so that a request which needs their room waits for it.
+    /// Held while chunks are freed, so that a request which needs their bytes waits for it.
     trimming: Mutex<()>,
 }
 
 impl PinnedHostResource {
-    /// Creates a resource of `device`, which is number `ordinal`, for the streams of `streams`. It takes no memory yet.
+    /// Creates a resource of `device`, which has the number `ordinal`, for the streams of `streams`. It takes no memory yet.
     ///
-    /// Parts of different devices are refused by the first call, as a driver error.
+    /// If the parts belong to different devices, the first call returns a driver error.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>, ordinal: u32, streams: Arc<StreamPool>) -> Self {
         Self {
@@ -106,15 +106,14 @@ impl PinnedHostResource {
         }
     }
 
-    /// Sets the bytes that are taken from the host at a time, unless a request is larger. 16 MiB unless set.
+    /// Sets the size of chunks for smaller requests; 16 MiB by default.
     #[must_use]
     pub fn with_chunk(mut self, bytes: usize) -> Self {
         self.chunk_bytes = bytes.min(MAX_BYTES);
         self
     }
 
-    /// Sets the maximum of bytes that the resource holds, in use or not, rounded down to whole units of 256. No limit unless
-    /// set.
+    /// Sets the maximum of bytes that the resource holds, in use or not, rounded down to whole units of 256. No limit by default.
     #[must_use]
     pub fn with_maximum(mut self, bytes: usize) -> Self {
         self.maximum_bytes = bytes / MIN_ALIGN * MIN_ALIGN;
@@ -143,7 +142,7 @@ impl PinnedHostResource {
 
     /// Returns the host's address of a live block.
     ///
-    /// The host may touch the bytes while no work on the device uses them: before such work is queued, and after the host
+    /// The host may access the bytes while no work on the device uses them: before such work is queued, and after the host
     /// has seen it complete.
     pub fn host_ptr(&self, block: &DeviceBlock) -> ResourceResult<NonNull<u8>> {
         let ptr = self.tracker.table.find_block(block)?.ptr();
@@ -169,7 +168,7 @@ impl UseTracking for PinnedHostResource {
 }
 
 impl Drop for PinnedHostResource {
-    /// Waits for the streams that returned blocks were used on, and returns the memory. Chunks with live blocks stay.
+    /// Waits for the streams of returned blocks, and frees the memory. Chunks with live blocks stay.
     fn drop(&mut self) {
         let _ = self.reap_pending();
         let _ = self.release_chunks();
@@ -211,7 +210,7 @@ impl DeviceMemoryResource for PinnedHostResource {
             self.find(self.charge_for(bytes, align), align)?;
         let bytes = bytes as usize;
         if let Some(observer) = self.device.observer() {
-            // Only informs the race detector, so a failure changes nothing.
+            // A failure changes nothing: the call only informs the race detector.
             let _ = observer.begin_range(ptr, bytes, owner.handle(), tag.0);
         }
         let table = &self.tracker.table;
@@ -253,7 +252,7 @@ impl DeviceMemoryResource for PinnedHostResource {
     fn reap_pending(&self) -> ResourceResult<()> {
         let (mut outcome, streams) = {
             let _slow_path = self.slow_path.lock();
-            // Events that could not be recorded before are recorded now.
+            // Also records events that could not be recorded earlier.
             (self.release_completed(usize::MAX), self.retired.streams(&self.tracker))
         };
         for stream in streams {

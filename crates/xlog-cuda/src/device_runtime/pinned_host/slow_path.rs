@@ -1,14 +1,14 @@
-//! Finding memory for a request, and giving it back.
+//! Finds memory for a request, and returns it to the host.
 //!
 //! Sources, cheapest first:
 //! 1. the free list, after a poll of the oldest returned blocks;
 //! 2. all returned blocks whose work has completed;
 //! 3. a new chunk;
-//! 4. at the maximum, or if the host has no more: returned blocks that the host waits for, within the deadline of a budget above;
+//! 4. at the maximum, or if the host has no more: wait for returned blocks, within the deadline of a budget above;
 //! 5. a new chunk in place of free ones that are too small.
 //!
-//! Polls and growth hold one lock, which is never held while the device is waited for; trims exclude each other by another.
-//! The lock of the chunks is held over no driver call.
+//! Polls and growth hold one lock, which is never held during a wait for the device; another lock serializes trims. No driver
+//! call is made under the lock of the chunks.
 
 use xlog_driver::{DriverError, DriverResult, HostMemory};
 
@@ -22,7 +22,6 @@ use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError, Resou
 const POLLED_PER_REQUEST: usize = 2;
 
 impl PinnedHostResource {
-    /// Finds memory for a request.
     pub(super) fn find(&self, bytes: usize, align: usize) -> ResourceResult<TlsfAllocation> {
         let allocate = |path| {
             let found = self.chunks.lock().free.allocate(bytes as u64, align as u64);
@@ -31,7 +30,7 @@ impl PinnedHostResource {
         if bytes > self.maximum_bytes {
             return Err(self.refusal(bytes, &self.chunks.lock()));
         }
-        // A block that cannot be polled stays retired, and a reap reports it.
+        // A block that cannot be polled stays retired; a reap reports it.
         if let Some(_slow_path) = self.slow_path.try_lock() {
             let _ = self.release_completed(POLLED_PER_REQUEST);
         }
@@ -48,7 +47,7 @@ impl PinnedHostResource {
             grown => return grown,
         }
         let streams = self.retired.streams(&self.tracker);
-        // The thread that the device waits for may need the slow path.
+        // A thread whose progress the device needs may wait for the slow path.
         drop(slow_path);
         for stream in streams {
             let _ = stream.synchronize_freed_in_time(&self.tracker.counters);
@@ -62,13 +61,13 @@ impl PinnedHostResource {
         {
             return Err(refusal);
         }
-        // Free chunks, each too small, make room for one that is large enough.
+        // Freeing chunks that are too small allows one that is large enough.
         self.release_chunks()?;
         let _slow_path = self.slow_path.lock();
         self.grow(bytes, align, bytes)
     }
 
-    /// Takes a chunk of about `wanted` bytes from the host, and allocates before another thread finds it.
+    /// Takes a chunk of about `wanted` bytes from the host, and allocates from it before other threads see it.
     fn grow(&self, bytes: usize, align: usize, wanted: usize) -> ResourceResult<TlsfAllocation> {
         let chunk = self.take_chunk(bytes, wanted)?;
         let chunks = &mut *self.chunks.lock();
@@ -78,7 +77,7 @@ impl PinnedHostResource {
         found.ok_or_else(|| self.refusal(bytes, chunks))
     }
 
-    /// Takes a chunk from the host: `wanted` bytes, or less near the maximum or if the host has less, but at least `bytes`.
+    /// Takes a chunk from the host: `wanted` bytes, or fewer if the maximum or the host require it, but at least `bytes`.
     pub(super) fn take_chunk(&self, bytes: usize, wanted: usize) -> ResourceResult<Chunk> {
         let room = self.maximum_bytes - self.bytes_held();
         if bytes > room {
@@ -102,7 +101,7 @@ impl PinnedHostResource {
         host.ok_or(DriverError::Unsupported { call: "alloc_host" })
     }
 
-    /// The refusal of a request that does not fit the maximum.
+    /// Returns the error for a request that exceeds the maximum.
     fn refusal(&self, requested: usize, chunks: &Chunks) -> ResourceError {
         let maximum = self.maximum_bytes;
         let remaining = maximum.saturating_sub(self.bytes_outstanding());
@@ -116,7 +115,7 @@ impl PinnedHostResource {
         ResourceError::OutOfMemory { requested, detail }
     }
 
-    /// Frees the memory of up to `count` returned blocks whose work has completed. The caller holds the slow path.
+    /// Frees up to `count` returned blocks whose work has completed. The caller holds the slow path.
     pub(super) fn release_completed(&self, count: usize) -> ResourceResult<()> {
         self.retired.release_completed(&self.tracker, count, |generation, meta| {
             let node = meta.node();
@@ -130,15 +129,15 @@ impl PinnedHostResource {
         })
     }
 
-    /// Returns wholly free chunks to the host, and how many bytes they had. The driver may wait for the device, so the caller
-    /// does not hold the slow path.
+    /// Returns completely free chunks to the host; returns the number of their bytes. The driver may wait for the device, so
+    /// the caller does not hold the slow path.
     pub(super) fn release_chunks(&self) -> ResourceResult<usize> {
         let _trimming = self.trimming.lock();
         let idle = self.chunks.lock().remove_idle();
         let (mut released, mut outcome) = (0, Ok(()));
         for chunk in idle {
             #[allow(unsafe_code)]
-            // SAFETY: the chunk is ours and wholly free: no block lies in it, and no work is pending on it.
+            // SAFETY: the chunk belongs to this resource and is completely free: no block lies in it, and no work is pending on it.
             let freed = self.host_memory().and_then(|host| unsafe { host.free_host(chunk.memory) });
             let chunks = &mut *self.chunks.lock();
             if freed.is_ok() {

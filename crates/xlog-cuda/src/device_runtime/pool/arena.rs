@@ -1,13 +1,13 @@
-//! Memory of one stream: a magazine of blocks ready to hand out, and a TLSF of free ranges. [`Arenas`] has those of all streams of a
-//! pool, by the slot of the stream.
+//! Arena: memory of one stream, in a magazine of blocks ready to hand out and a TLSF of free ranges. [`Arenas`] has the
+//! arenas of a pool, by the slot of the stream.
 //!
 //! Invariants:
-//! - Everything here is free in the order of the arena's stream, so that stream reuses it at once.
+//! - All memory here is free in the order of the arena's stream, so that stream reuses it at once.
 //! - Another stream may take a range only if it is ordered after the range's stamp, or the host has seen that stamp
 //!   complete.
 //! - A block in the magazine keeps its node and its metadata; handing it out again changes only its generation.
-//! - An arena is made at the first request of its stream and stays as long as the pool.
-//! - All magazines together hold at most the bytes of the last [`Arenas::share_magazines`]; every stream has an equal share.
+//! - An arena is created at the first request of its stream and lives as long as the pool.
+//! - [`Arenas::share_magazines`] gives every magazine an equal share of the total; a busy arena may exceed a reduced share.
 //! - [`Arenas::scan`] and [`Arenas::counts`] hold the locks of several arenas, taken in the order of the slots: one
 //!   process-wide barrier for all of them. All other functions hold one lock at a time.
 //!
@@ -34,7 +34,6 @@ pub(super) const UNIT: u64 = 256;
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
 
-/// How often each source served.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SourceCounts(pub(super) [u64; ServedBy::COUNT]);
 
@@ -49,14 +48,13 @@ pub(super) struct Suballocation {
 }
 
 impl Suballocation {
-    /// Its memory, for the block that begins there.
     #[inline(always)]
     pub(super) fn memory(&self) -> BlockMemory {
         BlockMemory { ptr: self.ptr, bytes: self.bytes as usize, node: self.node }
     }
 }
 
-/// A block whose metadata has ended, and whose memory returns to its arena.
+/// A block whose memory returns to its arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreedBlock<'a> {
     pub(super) slot: u32,
@@ -65,13 +63,13 @@ pub(super) struct FreedBlock<'a> {
 }
 
 impl<'a> FreedBlock<'a> {
-    /// A block, with the size that its metadata has.
+    /// Takes the size from the metadata.
     pub(super) fn of(generation: Generation, meta: &'a BlockMeta) -> Self {
         Self { slot: generation.slot(), meta, units: meta.units() }
     }
 }
 
-/// The slot of memory that has none yet.
+/// The slot of memory that has no metadata yet.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
 /// Counters of an arena. The number of blocks handed out and their bytes follow from these and from the TLSF.
@@ -86,7 +84,6 @@ pub(super) struct ArenaCounts {
 }
 
 impl ArenaCounts {
-    /// The number of blocks handed out.
     pub(super) fn allocations(&self) -> u64 {
         self.sources.0.iter().sum::<u64>() - self.undone
     }
@@ -98,7 +95,7 @@ pub(super) struct Arena {
     pub(super) tlsf: Tlsf,
     pub(super) magazine: Magazine,
     coalesce_queue: CoalesceQueue,
-    /// The stamp of the last free: what is in the magazine and the coalesce queue was freed by then.
+    /// The stamp of the last free, which covers the blocks in the magazine and the coalesce queue.
     last_free: u64,
     /// Free slots for the next blocks.
     slots: Vec<u32>,
@@ -160,7 +157,7 @@ impl Arena {
         Some(self.suballocated(taken, source))
     }
 
-    /// Allocates after it has split off a chunk for a small block, or joined free chunks for a large one.
+    /// Splits off a chunk for a small block, or joins free chunks for a large one; then allocates.
     pub(super) fn allocate_rechunked(
         &mut self,
         bytes: u64,
@@ -196,12 +193,11 @@ impl Arena {
         self.counts.sources.0[source as usize] += 1;
     }
 
-    /// Inserts free memory.
     pub(super) fn insert(&mut self, range: Range) {
         self.tlsf.insert_span(range, true);
     }
 
-    /// Inserts memory of one block, which is allocated at once.
+    /// Inserts memory as an allocated block.
     pub(super) fn insert_allocated(
         &mut self,
         range: Range,
@@ -220,14 +216,14 @@ impl Arena {
         align: u64,
         source: ServedBy,
     ) -> Option<Suballocation> {
-        // A chunk for small blocks stays one.
+        // A chunk for small blocks is not joined with its neighbours.
         let joins = bytes >= SMALL || range.bytes != CHUNK;
         self.tlsf.insert_span(range, joins);
         self.allocate_free(bytes, align, source)
             .or_else(|| self.allocate_rechunked(bytes, align, source))
     }
 
-    /// Frees a block of `units` whose metadata has ended: into the magazine, or else towards the TLSF.
+    /// Frees a block of `units` whose metadata has ended: into the magazine, or towards the TLSF.
     #[inline(always)]
     pub(super) fn free(
         &mut self,
@@ -262,7 +258,7 @@ impl Arena {
         }
     }
 
-    /// Frees a block for which the magazine has no capacity.
+    /// Frees a block that the magazine refuses.
     #[inline(never)]
     fn free_uncached(
         &mut self,
@@ -285,7 +281,7 @@ impl Arena {
         self.slots.push(slot);
     }
 
-    /// Allocates a slot, and some more for the next blocks; `None` if the table is full.
+    /// Allocates a slot, and a batch for the next blocks; `None` if the table is full.
     #[cold]
     #[inline(never)]
     pub(super) fn fresh_slot(&mut self, table: &BlockTable) -> Option<u32> {
@@ -296,7 +292,7 @@ impl Arena {
     #[cold]
     #[inline(never)]
     fn free_slots(&mut self, table: &BlockTable) {
-        // The slots used last stay: their metadata is in the cache.
+        // The most recently used slots are kept: their metadata is in the cache.
         table.free_slots(self.slots.drain(..MAX_CACHED_SLOTS - SLOT_BATCH));
     }
 
@@ -322,15 +318,14 @@ impl Arena {
     }
 }
 
-/// The number of streams that a pool can serve.
 const MAX_STREAMS: u32 = 1 << 14;
 
-/// An arena on cache lines of its own: mostly each stream is used by another thread.
+/// An arena on cache lines of its own, since threads mostly use different streams.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ArenaShard {
     arena: Lock<Arena>,
-    /// Whether the stream of this slot has asked for memory.
+    /// Whether the stream of this slot has requested memory.
     is_used: AtomicBool,
 }
 
@@ -341,15 +336,14 @@ struct MagazineShares {
     streams: u32,
 }
 
-/// The arenas of a pool.
 #[derive(Debug)]
 pub(super) struct Arenas {
-    /// Made one by one: only a stream's first request pays for its arena.
+    /// Only a stream's first request pays for its arena.
     shards: Slab<ArenaShard, 1>,
     /// The bytes that the magazine of each stream may hold.
     magazine_capacity: AtomicU64,
     shares: Mutex<MagazineShares>,
-    /// Held over a scan: otherwise a second scan would take all arenas of the first one as busy.
+    /// Serializes scans: a second scan would find the arenas of the first one busy and skip them.
     scanning: Mutex<()>,
 }
 
@@ -363,20 +357,19 @@ impl Arenas {
         }
     }
 
-    /// The arena of a slot, if that was made.
+    /// Returns the arena of a slot if it exists.
     #[inline(always)]
     pub(super) fn get(&self, slot: u32) -> Option<&Lock<Arena>> {
         self.shards.get(slot).map(|shard| &shard.arena)
     }
 
-    /// The arena of a stream that has asked for memory.
+    /// Returns the arena of a stream that has requested memory.
     #[inline]
     pub(super) fn used(&self, slot: u32) -> Option<&Lock<Arena>> {
         let shard = self.shards.get(slot)?;
         shard.is_used.load(Ordering::Acquire).then_some(&shard.arena)
     }
 
-    /// Makes the arena of a slot.
     pub(super) fn make(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
         let Some(shard) = self.shards.get_or_make(slot) else {
             return Err(ResourceError::StreamMisuse(format!(
@@ -403,7 +396,7 @@ impl Arenas {
         self.iter().filter_map(|(slot, arena)| Some((slot, arena, &**tracker.streams.at(slot)?)))
     }
 
-    /// Visits the arenas in use that no other thread is inside of. Their owners keep their bias. Those of this thread cost
+    /// Visits the arenas in use that no other thread is inside of. Their owners keep their bias. Arenas of this thread need
     /// no locked instruction.
     pub(super) fn scan(&self, mut body: impl FnMut(u32, &mut Arena)) {
         let (mut slots, mut foreign) = (Vec::new(), Vec::new());
@@ -441,17 +434,17 @@ impl Arenas {
         if streams <= shares.streams && maximum <= shared + shared / 4 && maximum >= shared {
             return;
         }
-        // In powers of two: a smaller share means a visit of every magazine.
+        // In powers of two, because a smaller share scans every arena.
         let among = shares.streams.max(streams.next_power_of_two());
         *shares = MagazineShares { bytes: maximum, streams: among };
-        // A share without what the coalesce queue may hold.
+        // The coalesce queue gets its part of the share.
         let capacity =
             maximum / u64::from(among) / (coalesce_queue::PART + 1) * coalesce_queue::PART;
         if self.magazine_capacity.swap(capacity, Ordering::Relaxed) <= capacity {
             return;
         }
         let mut slots = Vec::new();
-        // A busy arena keeps its surplus until it is used.
+        // A busy arena keeps its surplus until requests use it.
         self.scan(|_, arena| {
             if arena.exceeds(capacity) {
                 arena.flush(&tracker.table, &mut slots);

@@ -1,4 +1,4 @@
-//! Configuration of a pool: sizes, reuse policy, segments. Every value is checked when the pool is made.
+//! Configuration of a pool: sizes, reuse policy, segments. Creating the pool validates every value.
 
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +31,7 @@ impl Default for PoolReuse {
 }
 
 impl PoolReuse {
-    /// A policy that does not depend on completion: the same program gets the same addresses in every run, as long as
+    /// Returns a policy that does not depend on completion: a program gets the same addresses in every run, as long as
     /// blocks are used on their own streams only.
     #[must_use]
     pub fn deterministic() -> Self {
@@ -46,15 +46,14 @@ pub enum PoolSegments {
     /// Mapped if the device has virtual memory, otherwise plain.
     #[default]
     Automatic,
-    /// Physical handles mapped into reserved addresses; each is returned by itself.
+    /// Physical handles mapped into reserved addresses; each handle is returned by itself.
     Mapped,
-    /// One driver allocation for each segment, as compute-sanitizer needs it.
+    /// One driver allocation for each segment, which memory checkers need.
     Plain,
 }
 
-/// Whether a pool works for a memory checker such as compute-sanitizer: memory in plain segments, blocks of exactly the bytes that
-/// were asked for, memory handed out again only once the host has seen all work on it complete, and the checker told of every
-/// block through the NVTX memory extension. All of it costs time.
+/// Whether the pool reports its blocks to a memory checker. It then uses plain segments and exact block sizes, reuses memory
+/// only after completion, and registers each block through NVTX.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::PoolSanitizer;
@@ -70,7 +69,7 @@ pub enum PoolSanitizer {
     Off,
     /// On if a tool is attached that accepts heaps and regions, and the pool's memory is that of a GPU.
     Automatic,
-    /// On, also without a tool: the same rules hold and no tool is told. A tool that cannot be attached is an error.
+    /// On, even without a tool: blocks follow the rules above and are not registered. A tool that cannot be attached is an error.
     On,
 }
 
@@ -115,9 +114,9 @@ impl fmt::Display for PoolSanitizer {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PoolConfig {
-    /// Bytes taken from the device when the pool is made; 0 takes nothing before the first request.
+    /// Bytes taken from the device when the pool is created; with 0 the first request takes memory.
     pub initial_bytes: usize,
-    /// The maximum of bytes that the pool holds of the device.
+    /// The maximum number of bytes that the pool takes from the device.
     pub maximum_bytes: usize,
     /// The largest step of growth, or the request if that is larger. A small pool grows in smaller steps.
     pub growth_bytes: usize,
@@ -126,10 +125,9 @@ pub struct PoolConfig {
     pub eager_growth_bytes: usize,
     /// Bytes that [`PoolConfig::idle_decay`] leaves in the pool.
     pub release_threshold: usize,
-    /// Free memory is returned to the device after this time without a request that needed it. With `None` only `trim`
-    /// and other processes' requests return it.
+    /// Time after which free memory that no request needed is returned to the device. With `None` only a trim returns it.
     pub idle_decay: Option<Duration>,
-    /// Bytes of free blocks that all magazines together cache; 2 % of what the pool holds, if that is more.
+    /// Bytes of free blocks that all magazines together cache, or 2 % of the pool if that is more.
     pub magazine_bytes: usize,
     /// Which memory of other streams may be reused.
     pub reuse: PoolReuse,
@@ -137,7 +135,7 @@ pub struct PoolConfig {
     pub event_policy: EventPolicy,
     /// The kind of segments.
     pub segments: PoolSegments,
-    /// Whether the pool works for a memory checker.
+    /// Whether the pool reports its blocks to a memory checker.
     pub sanitizer: PoolSanitizer,
 }
 
@@ -195,7 +193,7 @@ impl PoolConfig {
         with_event_policy(event_policy: EventPolicy) { event_policy: event_policy }
         /// Sets the kind of segments.
         with_segments(segments: PoolSegments) { segments: segments }
-        /// Sets whether the pool works for a memory checker.
+        /// Sets [`PoolConfig::sanitizer`].
         with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
     }
 

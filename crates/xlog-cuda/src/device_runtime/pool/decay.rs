@@ -1,9 +1,9 @@
-//! Decay: memory that no request has needed for a while goes back to the device.
+//! Decay: returns memory to the device that no request has needed for a while.
 //!
-//! The pool counts how each request was served. If none was served from outside the magazines for `idle_decay`, the free
-//! ranges were idle all that time: those whose work has completed are returned, down to `release_threshold`. If there was no
-//! request at all, the magazines are flushed first. So a busy pool keeps its cache, and a quiet one gives it back. The fast
-//! path does nothing for this.
+//! The pool counts how each request was served. If the magazines served all requests for `idle_decay`, the free ranges were
+//! idle all that time. Those whose work has completed are returned, down to `release_threshold`. Without any request the
+//! magazines are flushed first. A busy pool therefore keeps its cache, and a quiet one returns it. The fast path does no
+//! work for this.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use super::PoolResource;
 use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 
-/// The thread of a runtime looks this often within the decay.
+/// Checks within one decay time.
 const LOOKS: u32 = 4;
 
-/// What was counted at the last look, and since when it has not changed.
+/// The counts at the last check, and since when no request needed memory outside the magazines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LastLook {
     counted: Counted,
@@ -35,17 +35,17 @@ impl LastLook {
 }
 
 impl PoolResource {
-    /// The time after which free memory goes back; `None` without a decay, and for segments whose return waits for the device.
+    /// Returns the decay time; `None` without a decay, and for segments whose return waits for the device.
     fn decay_time(&self) -> Option<Duration> {
         self.config.idle_decay.filter(|_| !self.return_waits())
     }
 
-    /// How often [`Self::return_idle_at`] should be called; `None` without a decay.
+    /// Returns the interval at which to call [`Self::return_idle_at`]; `None` without a decay.
     pub(super) fn decay_interval(&self) -> Option<Duration> {
         self.decay_time().map(|idle| (idle / LOOKS).max(Duration::from_millis(1)))
     }
 
-    /// Returns memory that has been idle for `idle_decay` at `now`, if that is configured. Returns the number of bytes.
+    /// Returns memory that has been idle for `idle_decay` at `now` to the device. Returns the number of bytes.
     pub(super) fn return_idle_at(&self, now: Instant) -> ResourceResult<usize> {
         let Some(idle) = self.decay_time() else { return Ok(0) };
         let keep = self.config.release_threshold;
@@ -66,7 +66,7 @@ impl PoolResource {
         if now.saturating_duration_since(since) < idle {
             return Ok(0);
         }
-        // Magazines stay where they serve.
+        // A pool that served requests keeps its magazines.
         self.trim_idle(keep, is_quiet || idle.is_zero())
     }
 }

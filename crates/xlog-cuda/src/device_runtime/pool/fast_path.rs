@@ -1,8 +1,8 @@
 //! Fast path: the thread that owns the bias of an arena allocates and frees there.
 //!
-//! It enters one arena once and executes no locked instruction. If the fast path does not apply, nothing has changed
-//! and the caller takes the general path. A pool whose device must be told of every block, or that records an event for
-//! every use, never takes the fast path.
+//! A call enters one arena and executes no locked instruction. If the fast path does not apply, it declines with nothing
+//! changed, and the caller takes the slow path. Never on the fast path: a pool with an observer, exact events or a memory
+//! checker, and a stream whose handle escaped.
 
 use super::PoolResource;
 use super::arena::{Arena, FreedBlock, NO_SLOT, UNIT};
@@ -18,7 +18,6 @@ use crate::device_runtime::resource::{
     AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, StreamId,
 };
 
-/// The stream of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestStream<'a> {
     pub(super) id: StreamId,
@@ -26,7 +25,6 @@ pub(super) struct RequestStream<'a> {
     pub(super) header: &'a ClockHeader,
 }
 
-/// A block that has begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BegunBlock {
     pub(super) ptr: u64,
@@ -35,7 +33,6 @@ pub(super) struct BegunBlock {
 }
 
 impl BegunBlock {
-    /// The block that the caller gets.
     #[inline(always)]
     pub(super) fn live(self, ordinal: u32, id: StreamId, tag: AllocTag) -> DeviceBlock {
         DeviceBlock::live(self.ptr, self.bytes, ordinal, id, tag, self.generation)
@@ -115,7 +112,7 @@ impl PoolResource {
         arena.begin_block(bytes, RequestStream { id, slot, header }, &self.tracker.table)
     }
 
-    /// The arena of a slot, if blocks may take the fast path there.
+    /// Returns the arena of a slot if blocks may take the fast path there.
     #[inline(always)]
     pub(super) fn fast_arena(&self, slot: u32, header: &ClockHeader) -> Option<&Lock<Arena>> {
         if self.fast_path && !header.handle_escaped() { self.arenas.get(slot) } else { None }
@@ -124,8 +121,8 @@ impl PoolResource {
     /// Frees a block that was never shared, if this thread owns the arena of its stream. Returns false with nothing
     /// changed if the fast path does not apply.
     ///
-    /// With many live blocks the metadata is a cache miss. So the arena and the size are taken from the block itself,
-    /// and the metadata is only compared with them: a predicted comparison does not stall the processor.
+    /// With many live blocks the metadata is a cache miss. Arena and size therefore come from the block itself, and are only
+    /// compared with the metadata: a predicted comparison does not stall the processor.
     #[inline(always)]
     pub(super) fn free_fast(&self, block: &DeviceBlock) -> bool {
         let table = &self.tracker.table;

@@ -1,8 +1,8 @@
 //! Frees that are not on the fast path.
 //!
 //! A block that only its own stream used is freed at once. If another stream still uses it, the free is deferred until
-//! that use completes; with memory short, the own stream waits for it instead. A free that fails is kept for a reap: no
-//! byte is lost.
+//! that use completes; if memory is short, the own stream waits for the use instead. A failed free is kept, and a reap
+//! retries it.
 
 use super::PoolResource;
 use super::arena::FreedBlock;
@@ -23,7 +23,7 @@ impl PoolResource {
         self.free_to_arena_at(None, generation, meta, returned)
     }
 
-    /// [`Self::free_to_arena`]; `last_work` is the own stream's stamp of the last work, and `None` takes the current stamp.
+    /// [`Self::free_to_arena`] with the own stream's stamp of the last work; `None` takes the current stamp.
     fn free_to_arena_at(
         &self,
         last_work: Option<u64>,
@@ -51,8 +51,8 @@ impl PoolResource {
         arena.with(|arena| {
             match returned {
                 true => arena.counts.deallocations += 1,
-                // The thread that closed the last use may get here before the thread that returned the block has
-                // counted it as retired.
+                // The thread that closed the last use may get here before the freeing thread has counted the block as
+                // retired: the count wraps.
                 false => arena.counts.retired = arena.counts.retired.wrapping_sub(1),
             }
             // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
@@ -67,14 +67,14 @@ impl PoolResource {
                 }
             }
         });
-        // Not for a deferred free: the call that frees it does not name the stream.
+        // A deferred free records nothing: the call that frees it does not name the stream.
         if returned {
             self.record_if_polled(owner, bytes);
         }
         Ok(())
     }
 
-    /// Frees a block after queueing waits for everything outstanding on it. After a failure a reap tries again.
+    /// Queues waits for all outstanding uses of a block, then frees it. A reap retries after a failure.
     pub(super) fn free_in_order(
         &self,
         generation: Generation,
@@ -83,15 +83,15 @@ impl PoolResource {
         self.free_ordered(None, generation, meta)
     }
 
-    /// Frees a deferred block whose uses have completed. The memory keeps the stamp of the free: later work of the own stream does not touch
-    /// it.
+    /// Frees a deferred block whose uses have completed. The memory keeps the stamp of the deferred free, since later work of
+    /// the own stream does not touch it.
     fn free_deferred(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
-        // For the race detector the block ends now.
+        // For the race detector the block ends now, at the current stamp.
         let freed = self.observer.is_none().then(|| meta.stamps.last_write());
         self.free_ordered(freed, generation, meta)
     }
 
-    /// [`Self::free_in_order`] of a block that was freed at a stamp of its own stream, if that is known.
+    /// [`Self::free_in_order`] of a block that was freed at stamp `freed` of its own stream, if that is known.
     fn free_ordered(
         &self,
         freed: Option<u64>,
@@ -108,12 +108,12 @@ impl PoolResource {
             self.deferred_frees.keep_failed(generation);
             return Err(error);
         }
-        // The waits belong to the own stream, at its stamp of now.
+        // Queued waits are work of the own stream, at its current stamp.
         let last_work = freed.filter(|_| outstanding.is_empty());
         self.free_to_arena_at(last_work, generation, meta, false)
     }
 
-    /// Frees deferred blocks whose uses have completed, until it has met `pending` others.
+    /// Frees deferred blocks whose uses have completed, and stops after `pending` others.
     pub(super) fn free_completed(&self, pending: usize) -> ResourceResult<()> {
         let free = |generation, meta: &BlockMeta| self.free_deferred(generation, meta);
         self.deferred_frees.free_completed(pending, &self.tracker, free)
@@ -125,7 +125,6 @@ impl PoolResource {
         self.deferred_frees.free_all(&self.tracker, free)
     }
 
-    /// Retries the frees that failed.
     pub(super) fn retry_failed(&self) -> ResourceResult<()> {
         let free =
             |generation, meta: &BlockMeta| self.free_late(Self::free_in_order, generation, meta);
@@ -146,7 +145,7 @@ impl PoolResource {
         self.deferred_frees.free_completed(usize::MAX, &self.tracker, free)
     }
 
-    /// Frees a block by `free` in a reap. One whose stream is being captured stays for a later reap: that is no failure.
+    /// Frees a block by `free` in a reap. A block whose stream is being captured is kept for a later reap, without an error.
     fn free_late(
         &self,
         free: fn(&Self, Generation, &BlockMeta) -> ResourceResult<()>,
@@ -186,7 +185,7 @@ impl PoolResource {
 
     /// Frees a returned block that other streams have used.
     pub(super) fn free_used(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
-        // Read before: the metadata may end with the free.
+        // Read first: the metadata may end with the free.
         let (owner, bytes) = (meta.owner(), meta.bytes());
         self.count_free(owner)?;
         let freed = self.free(generation, meta);
@@ -196,7 +195,7 @@ impl PoolResource {
         freed
     }
 
-    /// After a call that names the stream has freed `bytes` there: records an event if other calls poll the stream.
+    /// Records an event for `bytes` freed on a stream that other calls poll, if enough became free since the last event.
     fn record_if_polled(&self, owner: &RawStream, bytes: usize) {
         if owner.needs_event(bytes) {
             // A stream that cannot record keeps its memory.

@@ -1,15 +1,15 @@
-//! Memory with pending work for a block whose every use is prepared.
+//! Gives memory with pending work to a block whose every use is prepared.
 //!
-//! Such a block may inherit what its memory still waits for: the dependencies become outstanding writes of the new block, and
-//! its first prepare makes the use's stream wait for them. Often that stream is ordered after them already, and no wait is
-//! queued. No stream waits at the allocation, so the pool need not grow for a host that runs ahead of its streams.
+//! Such a block inherits the dependencies of its memory: they become outstanding writes of the new block, and its first
+//! prepare makes the use's stream wait for them. Often that stream already follows them, and no wait is queued. No stream
+//! waits at the allocation, so the pool need not grow for a host that runs ahead of its streams.
 //!
-//! Two sources, each for exactly the size of the request, since a remainder would have no stream that is ordered after it:
-//! - a freed block that other streams still use, of the same size: its outstanding uses are the dependencies;
+//! Two sources, each for exactly the size of the request, since no stream would be ordered after a remainder:
+//! - a freed block of that size that other streams still use: its outstanding uses are the dependencies;
 //! - a part of a free range of another stream: the stamp of that range is the dependency.
 //!
-//! The race detector sees no end and no begin of a block of the first kind: no stream is ordered after all its uses. A missing
-//! wait shows as a race between the uses themselves.
+//! For the race detector a block of the first kind continues: no stream is ordered after all its uses, so no stream can end
+//! it. A missing wait appears as a race between the uses.
 
 use smallvec::SmallVec;
 
@@ -26,17 +26,16 @@ pub(super) struct Dependency {
     pub(super) stamp: u64,
 }
 
-/// What a block inherits with its memory.
+/// Dependencies that a block inherits with its memory.
 #[derive(Debug, Default)]
 pub(super) struct Inherited {
     pub(super) dependencies: SmallVec<[Dependency; 2]>,
-    /// The slot of the stream that the race detector sees the block begin on; `None` if the detector sees the block before
-    /// go on.
+    /// The slot of the stream on which the block begins for the race detector; `None` if the freed block continues.
     pub(super) begins_on: Option<u32>,
 }
 
 impl SlowPath<'_> {
-    /// Serves the request from memory with pending work, which the block inherits. Small blocks are served otherwise.
+    /// Serves the request from memory with pending work, whose dependencies the block inherits. Declines small requests.
     pub(super) fn inherit(&mut self) -> Option<Suballocation> {
         let reuse = self.pool.config.reuse;
         if !self.is_tracked || self.size < SMALL || self.pool.sanitizer.is_some() {
@@ -56,7 +55,7 @@ impl SlowPath<'_> {
                 meta.bytes() as u64 == self.size && meta.ptr().is_multiple_of(self.align)
             })
         })?;
-        // No other thread ends it while the reaper lock is held.
+        // The reaper lock keeps other threads from ending it.
         let meta = table.at(generation)?;
         let slot = meta.owner();
         let (Some(stream), Some(arena)) = (tracker.streams.at(slot), pool.arenas.get(slot)) else {
@@ -82,7 +81,7 @@ impl SlowPath<'_> {
         let pending = meta.with_uses(|uses| uses.take_outstanding(&tracker.streams));
         meta.end();
         table.free_slots([generation.slot()]);
-        // The free is work of the own stream, after all that this has queued.
+        // The free is work of the block's own stream, after everything queued there.
         let own = Dependency { slot, stamp: stream.clock().now() };
         let used = pending.iter().map(|entry| Dependency { slot: entry.slot, stamp: entry.stamp });
         self.inherited =
@@ -94,7 +93,7 @@ impl SlowPath<'_> {
     fn inherit_range(&mut self) -> Option<Suballocation> {
         let (pool, own) = (self.pool, self.owner.clock().slot());
         let fit = BoundedFit { bytes: self.size, maximum: self.size, align: self.align };
-        // The driver is not asked while arena locks are held.
+        // Captures are checked before the scan: no driver call is made under arena locks.
         let is_free = |stream: &RawStream| stream.check_not_capturing("pool allocate").is_ok();
         let streams = pool.arenas.with_streams(&pool.tracker);
         let usable: Vec<_> =
@@ -108,7 +107,7 @@ impl SlowPath<'_> {
             {
                 return;
             }
-            // Exactly the size of the request: that is the maximum too.
+            // Minimum and maximum are equal, so the range has no remainder.
             let taken = arena.tlsf.allocate_if(fit, &mut |_| true);
             let removed = taken.and_then(|taken| arena.tlsf.remove_allocated(taken.node));
             found = removed.map(|range| (slot, range));
@@ -121,11 +120,11 @@ impl SlowPath<'_> {
         self.insert_inherited(range)
     }
 
-    /// Gives all of a range to the stream's own arena as allocated memory.
+    /// Inserts a range into the stream's own arena as allocated memory.
     fn insert_inherited(&mut self, range: Range) -> Option<Suballocation> {
         let inserted = self.arena.with(|arena| arena.insert_allocated(range, ServedBy::Covered));
         if inserted.is_none() {
-            // The arena has no node left: the memory goes back once its work is complete.
+            // The arena has no node left; the pool cannot use the range any more.
             self.inherited = None;
         }
         inserted

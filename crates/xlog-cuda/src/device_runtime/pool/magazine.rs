@@ -10,7 +10,7 @@ use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
 /// The largest block that is cached. Requests up to this size are rounded up to whole classes.
 pub(super) const MAX_CACHED: u64 = 4 << 20;
 const BINS: usize = 321;
-/// Blocks that a bin keeps: of small sizes, and of large ones.
+/// The maximum of blocks in a bin of small sizes, and in one of large sizes.
 const MAX_SMALL: u32 = 64;
 const MAX_LARGE: u32 = 16;
 /// The first bin of large sizes.
@@ -23,9 +23,7 @@ pub(super) struct SizeClass {
     pub(super) bin: usize,
 }
 
-/// The class of a size.
-///
-/// One class for each unit up to 32 units, then 32 for each doubling: at most 1/32 is wasted.
+/// Returns the size class: one for each unit up to 32 units, then 32 for each doubling. At most 1/32 is wasted.
 #[inline(always)]
 pub(super) fn class_of(bytes: u64) -> SizeClass {
     let units = bytes.wrapping_add(UNIT - 1) / UNIT;
@@ -34,7 +32,7 @@ pub(super) fn class_of(bytes: u64) -> SizeClass {
     SizeClass { bytes: (steps << shift) * UNIT, bin: (shift as usize) * 32 + steps as usize }
 }
 
-/// The bin of a size that is a whole class. For another size the result is meaningless.
+/// Returns the bin of a size that is a whole class; for other sizes the result is meaningless.
 #[inline(always)]
 fn bin_of(units: u32) -> usize {
     let shift = (units | 32).ilog2() - 5;
@@ -51,7 +49,6 @@ struct Bin {
     count: u32,
 }
 
-/// The cached blocks of one stream.
 #[derive(Debug)]
 pub(super) struct Magazine {
     bins: Box<[Bin; BINS]>,
@@ -69,7 +66,7 @@ impl Magazine {
         self.bytes
     }
 
-    /// Pops the latest block of a class, if it is aligned well enough.
+    /// Pops the newest block of a class if it has the alignment.
     #[inline(always)]
     pub(super) fn pop<'a>(
         &mut self,
@@ -96,7 +93,7 @@ impl Magazine {
         let total = self.bytes + u64::from(units) * UNIT;
         let Some(bin) = self.bins.get_mut(at) else { return false };
         let maximum = if at < LARGE { MAX_SMALL } else { MAX_LARGE };
-        // A size too large to be counted in units is 0 here, and is refused by this.
+        // `units` is 0 for a size that cannot be counted in units: it wraps and is refused.
         let is_kept = u64::from(units.wrapping_sub(1)) < MAX_CACHED / UNIT;
         if !is_kept || bin.count >= maximum || total > capacity {
             return false;
@@ -107,7 +104,6 @@ impl Magazine {
         true
     }
 
-    /// Removes all blocks.
     pub(super) fn drain(&mut self, table: &BlockTable, mut each: impl FnMut(u32, &BlockMeta)) {
         if self.bytes == 0 {
             return;

@@ -7,16 +7,15 @@
 //!
 //! | part | content |
 //! |---|---|
-//! | `Tlsf`, `Magazine`, `CoalesceQueue` | free memory by size and address; by class; waiting to be coalesced |
+//! | `Tlsf`, `Magazine`, `CoalesceQueue` | free ranges by size and address; free blocks by class; freed blocks before coalescing |
 //! | `Arena` | memory of one stream, free in the order of that stream |
-//! | `Arenas` | the arenas of all streams, and what their magazines may hold together |
+//! | `Arenas` | the arenas of all streams, and the shared capacity of their magazines |
 //! | `Reserve` | memory of no stream and without pending work; growth and return of segments |
 //! | `Segments` | memory that the pool takes from the device, or from another resource |
 //! | `SlowPath` | one request that its arena cannot serve: which memory it may take (`steal`, `remap`), and with which wait |
 //! | `Sanitizer` | blocks of a pool under a memory checker |
 //!
-//! `PoolResource` puts the parts together: `fast_path`, `free` and `trim` are its operations, `resource` the
-//! trait.
+//! `PoolResource` combines them: `fast_path`, `free` and `trim` are its operations, `resource` implements the trait.
 
 mod arena;
 mod coalesce_queue;
@@ -106,9 +105,9 @@ pub use snapshot::{PoolPaths, PoolSnapshot};
 pub struct PoolResource {
     tracker: Tracker,
     arenas: Arenas,
-    /// Whether blocks may take the fast path: no observer must be told of them, and their own stream records no events.
+    /// Whether blocks may take the fast path: no observer, no exact events, no memory checker.
     fast_path: bool,
-    /// The driver of a simulated device, whose race detector learns of every block.
+    /// The driver of a simulated device, whose race detector observes every block.
     observer: Option<Arc<dyn Driver>>,
     device: Arc<CudaDevice>,
     ordinal: u32,
@@ -117,7 +116,6 @@ pub struct PoolResource {
     scan_credits: ScanCredits,
     wait_allowance: WaitAllowance,
     deferred_frees: DeferredFrees,
-    /// For the decay.
     last_look: Mutex<LastLook>,
     /// Called when the pool has taken memory from the device.
     on_growth: OnceLock<GrowthHook>,
@@ -126,7 +124,7 @@ pub struct PoolResource {
 }
 
 impl PoolResource {
-    /// Creates a pool of `device`, which is number `ordinal`, for the streams of `streams`.
+    /// Creates a pool of `device`, which has the number `ordinal`, for the streams of `streams`.
     pub fn new(
         device: Arc<CudaDevice>,
         ordinal: u32,
@@ -193,7 +191,7 @@ impl PoolResource {
         Ok(pool)
     }
 
-    /// Takes the initial memory. No work is pending on it afterwards, also if an inner resource allocates in stream order.
+    /// Takes the initial memory, and waits for it if an inner resource allocates in stream order.
     fn grow_initial(&self) -> ResourceResult<()> {
         self.reserve.grow_initial(self.config.initial_bytes as u64)?;
         if self.config.initial_bytes > 0 && self.reserve.segments.is_stream_ordered() {
@@ -202,7 +200,7 @@ impl PoolResource {
         Ok(())
     }
 
-    /// The arena of a stream.
+    /// Returns the arena of a stream, and creates it at the first request.
     #[inline]
     fn arena(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
         if let Some(arena) = self.arenas.used(slot) {
@@ -218,7 +216,7 @@ impl PoolResource {
         self.sanitizer.as_ref().map_or(0, Sanitizer::slack)
     }
 
-    /// Allocates with the slow path, after the stream's own arena had nothing.
+    /// Allocates by the slow path, and calls the growth hook if the pool grew.
     #[cold]
     #[inline(never)]
     fn allocate_slow(
@@ -268,7 +266,7 @@ impl PoolResource {
         if self.sanitizer.is_some()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
-            // A failed free stays with its block, and a reap reports it.
+            // A failed free keeps its block; a reap retries and reports it.
             let _ = self.release_completed(sanitizer::WAITING_PER_REQUEST);
         }
         let ready = arena.with(|arena| arena.allocate(size, align as u64, &self.tracker.table));
@@ -299,8 +297,8 @@ impl PoolResource {
         };
         let Some(slot) = slot else { return Err(self.undo_allocation(suballocation, owner)) };
         if let Some(observer) = &self.observer {
-            // Only informs the race detector, so a failure changes nothing. It comes before the block gets its stamp,
-            // as an allocation by the driver would.
+            // A failure changes nothing: the call only informs the race detector. It precedes the block's stamp, as an allocation
+            // by the driver would.
             let _ = observer.begin_range(
                 suballocation.ptr,
                 suballocation.bytes as usize,
@@ -325,7 +323,7 @@ impl PoolResource {
         Ok(DeviceBlock::live(memory.ptr, bytes, self.ordinal, stream, tag, generation))
     }
 
-    /// Begins a live block whose first use follows what it inherits with its memory.
+    /// Begins a live block whose first use waits for the inherited dependencies.
     fn begin_inheriting(
         &self,
         suballocation: Suballocation,
@@ -339,7 +337,7 @@ impl PoolResource {
         if let (Some(observer), Some(before)) = (&self.observer, begins_on) {
             let (ptr, bytes) = (suballocation.ptr, suballocation.bytes as usize);
             let _ = observer.begin_range(ptr, bytes, before.handle(), tag.0);
-            // The detector orders uses after this as well.
+            // For the detector the block begins here, so the first use must follow this point too.
             let stamp = before.clock().now();
             dependencies.iter_mut().for_each(|dependency| dependency.stamp = stamp);
         }
@@ -354,7 +352,7 @@ impl PoolResource {
         let begun = slot.and_then(|slot| table.begin_at(slot, memory, owned));
         let meta = begun.and_then(|generation| table.at(generation));
         let (Some(generation), Some(meta)) = (begun, meta) else {
-            // Its stream must be ordered after the work before, since it gets the memory.
+            // The memory goes to the arena of `owner`, so that stream must follow the pending work.
             for Dependency { slot, stamp } in dependencies {
                 if let Some(before) = self.tracker.streams.at(slot) {
                     owner.wait_on_clock(before, stamp, &self.tracker.counters)?;

@@ -1,13 +1,11 @@
-//! Waits for work that is pending on free memory, before the pool grows for a large request.
+//! Waits for pending work on free memory before the pool grows for a large request.
 //!
-//! Growing takes about [`HANDLE_COST`] for each handle. A request waits at most as long as that: if the work completes meanwhile, its
-//! memory serves and the pool stays as large as it is; if not, the pool grows, and the request has taken twice as long. Small
-//! requests do not wait, nor those of a pool that cannot grow, that lets streams wait instead, or whose decisions must not depend
-//! on timing.
+//! Growing takes about [`HANDLE_COST`] for each handle, and a request waits at most that long. If the work completes, its
+//! memory serves the request and the pool does not grow; otherwise the request takes twice as long. There is no wait for
+//! small requests, nor in a pool that cannot grow, prefers queued waits over growth, or must not depend on timing.
 //!
-//! A very large request may wait longer, because what it adds to the pool stays there: as long as the [`WaitAllowance`] lasts. In a
-//! program that repeats itself the pool grows in the first rounds alone, so the waits are there too. Training a GPT-2 on an H200, with the host
-//! ahead of the device, the pool holds 1.01 instead of 1.05 of what the program needs.
+//! A very large request may wait longer, up to the [`WaitAllowance`], because the pool would keep the memory that it adds.
+//! A program that repeats itself grows, and therefore waits, in its first rounds only.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,18 +24,18 @@ const HANDLE_COST: Duration = Duration::from_micros(53);
 /// The size of a handle, and the largest number of them that a wait counts.
 const HANDLE: u64 = 2 << 20;
 const MAX_HANDLES: u64 = 32;
-/// A request waits if at least 1/MIN_PENDING of it is pending.
+/// A request waits if at least 1/MIN_PENDING of its bytes are pending.
 const MIN_PENDING: u64 = 4;
 
-/// Requests above this are very large. 1/MIN_PENDING_OF_LARGE of them must be pending.
+/// Requests above this are very large; 1/MIN_PENDING_OF_LARGE of their bytes must be pending.
 const VERY_LARGE: u64 = 256 << 20;
 const MIN_PENDING_OF_LARGE: u64 = 128;
 
-/// What very large requests of a pool may wait together: this, and 1/SHARE of the time since the pool was made.
+/// The time that very large requests of a pool may wait in all: ALLOWANCE, and 1/SHARE of the age of the pool.
 const ALLOWANCE: Duration = Duration::from_millis(200);
 const SHARE: u32 = 128;
 
-/// How long the very large requests of a pool may wait.
+/// The time that very large requests of a pool have waited, and may still wait.
 #[derive(Debug)]
 pub(super) struct WaitAllowance {
     since: Instant,
@@ -50,13 +48,13 @@ impl WaitAllowance {
     }
 
     fn left(&self) -> Duration {
-        // What a seed schedules does not depend on the time.
+        // A seeded schedule must not depend on the time.
         let share = if is_scheduled() { Duration::ZERO } else { self.since.elapsed() / SHARE };
         let spent = Duration::from_nanos(self.spent_nanos.load(Ordering::Relaxed));
         (ALLOWANCE + share).saturating_sub(spent)
     }
 
-    /// A wait has taken `counted` by its pauses.
+    /// Charges a wait: the counted pauses in a seeded schedule, otherwise the elapsed time.
     fn spend(&self, counted: Duration, began: Instant) {
         let time = if is_scheduled() { counted } else { began.elapsed() };
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
@@ -68,7 +66,7 @@ impl WaitAllowance {
 #[derive(Clone, Copy, Debug)]
 struct FreeBytes {
     complete: u64,
-    /// Also freed blocks that other streams still use.
+    /// Includes freed blocks that other streams still use.
     pending: u64,
 }
 
@@ -89,14 +87,14 @@ impl SlowPath<'_> {
             return false;
         }
         let free = self.free_by_completion();
-        // A block that is tracked would have inherited what is pending.
+        // A tracked block would have inherited pending memory.
         let is_very_large = self.size > VERY_LARGE && !self.is_tracked;
         let share = if is_very_large { MIN_PENDING_OF_LARGE } else { MIN_PENDING };
         if free.complete >= self.size || free.pending < self.size / share {
             return false;
         }
         let counters = &pool.tracker.counters;
-        // Up to now: other threads may queue more meanwhile. A stream that cannot record is not waited for.
+        // Stamps of now, because other threads may queue more work. A stream that cannot record is not waited for.
         let mut busy: Vec<_> = streams()
             .filter(|stream| !stream.poll_freed())
             .filter_map(|stream| Some((stream, stream.stamp_freed(counters).ok()?)))
@@ -106,7 +104,7 @@ impl SlowPath<'_> {
         let allowed = if is_very_large { pool.wait_allowance.left() } else { Duration::ZERO };
         let _limit = DeviceWait::begin(while_growing.max(allowed));
         let (before, began) = (device_wait::left(), Instant::now());
-        // What has not completed by then is left to its streams.
+        // Work that is still pending at the deadline is ignored.
         let Ok(_) = device_wait::poll(|| {
             busy.retain(|(stream, stamp)| stream.poll(*stamp) == Completion::Pending);
             Ok::<_, Infallible>(busy.is_empty())

@@ -1,18 +1,19 @@
-//! Puts complete, free memory together for a request, before the pool grows.
+//! Remaps completely free handles into one range for a request, before the pool grows.
 //!
-//! Remapping a handle costs about what creating one costs, whatever its size, and waits for no running work. So the pool
-//! looks where most of the request lies already: `Segments::plan` chooses addresses over free memory, which stays, and over
-//! unmapped ones, which get handles that are free elsewhere, and fresh ones for the rest.
+//! Remapping a handle costs about as much as creating one, whatever its size, and waits for no running work.
+//! `Segments::plan` chooses the addresses where the fewest bytes are missing. Free memory there stays mapped; unmapped
+//! addresses get handles that are free elsewhere, then fresh ones.
 //!
-//! Searches and remaps of less than [`LARGE_REMAP`] are paid with credits. A pool starts with some, and growth earns more.
-//! A program whose sizes never settle then grows a little instead of searching for ever. While much of the pool is free,
-//! they need no credits, so the pool stays within 1 + 1/3 of the live bytes wherever free memory can be put together.
+//! Searches and remaps for requests below [`LARGE_REMAP`] cost credits. A pool starts with some, and growth earns more. A
+//! program whose sizes never repeat then grows a little instead of searching at every request. While more than
+//! 1/[`MUCH_FREE`] of the pool is free they need no credits, so the pool stays within 1 + 1/3 of the live bytes wherever free
+//! memory can be remapped.
 //!
 //! Invariants:
 //! - A handle is unmapped only after the host has seen all work on it complete. `find_free` checks without locks;
-//!   `remove_free_in` checks again while it holds the lock of the arena.
-//! - Free memory of the requesting stream may have pending work: it stays where it is, and fresh memory extends it.
-//! - `growing` is held, since the ranges belong to no arena meanwhile.
+//!   `remove_free_in` checks again under the lock of the arena.
+//! - Free memory of the requesting stream may have pending work: it stays mapped, and fresh memory extends it.
+//! - `growing` is held, since the removed ranges belong to no arena.
 
 use super::arena::Suballocation;
 use super::reserve::{Growth, is_full};
@@ -25,40 +26,38 @@ use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
-/// The maximum of handles that one request moves, unless it is large: they take about 2 ms. With fewer it also creates some.
+/// The maximum of handles that a request below [`UNBOUNDED`] moves, which takes about 2 ms.
 const MAX_MOVED: usize = 32;
-/// A request extends a free range in place if that is at least 1/MIN_EXTENDED of it. Without this minimum, a log of a dataframe program
-/// holds 1.24 instead of 1.21 of its peak.
+/// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes.
 const MIN_EXTENDED: u64 = 4;
-/// A request of this size, which has handles of its own, extends any free range: a recorded training holds 1.008 instead of 1.014.
+/// A request of at least this size gets handles of its own, and extends any free range.
 const LARGE_BLOCK: u64 = 32 << 20;
 /// A pool below this is small.
 const SMALL_POOL: u64 = 64 << 20;
-/// Ranges that a search looks at for one credit.
+/// Ranges that a search visits for one credit.
 const RANGES_PER_CREDIT: usize = 64;
 /// Spans of several streams that one search moves to the shared free list.
 const SPANS_PER_SEARCH: usize = 64;
-/// Ranges for which a search that finds too little costs one credit more.
+/// Ranges for which a search that finds too little costs one more credit.
 const RANGES_PER_VAIN_CREDIT: usize = 4;
-/// A request of this size may remap any number of handles.
+/// A request of at least this size may remap any number of handles.
 const UNBOUNDED: u64 = 256 << 20;
-/// From this size on a remap needs no credits: it saves much memory for each handle.
+/// A request of at least this size needs no credits: each remapped handle saves much memory.
 const LARGE_REMAP: u64 = 128 << 20;
 /// With more than 1/MUCH_FREE of the pool free, a remap needs no credits.
 const MUCH_FREE: u64 = 4;
-/// With less than 1/LITTLE_FREE of the pool free, a request of up to 1/SMALL_GROWTH of the pool takes no more handles than MAX_WHILE_LITTLE_FREE
-/// for a remap: the pool grows instead, or the next requests would move as many again. Random sizes to 256 MiB take 4000 instead of 14 000 handles
-/// in their first 20 000 operations.
+/// With less than 1/LITTLE_FREE of the pool free, a request of up to 1/SMALL_GROWTH of the pool moves at most
+/// MAX_WHILE_LITTLE_FREE handles. Beyond that the pool grows: otherwise the next requests would move as many again.
 const LITTLE_FREE: u64 = 10;
 const SMALL_GROWTH: u64 = 64;
 const MAX_WHILE_LITTLE_FREE: usize = 8;
 
-/// Free memory that a request may be put together from, by address and coalesced.
+/// Coalesced free memory for a remap, sorted by address.
 #[derive(Debug, Default)]
 struct FreeSpans {
     /// Without pending work.
     idle: Vec<Span>,
-    /// Of the stream that asks, with pending work: it serves this stream where it is, and is not unmapped.
+    /// Of the requesting stream, with pending work: it serves this stream in place and stays mapped.
     staying: Vec<Span>,
 }
 
@@ -69,8 +68,8 @@ impl FreeSpans {
 }
 
 impl SlowPath<'_> {
-    /// Serves the request from free memory without pending work, wherever it is: from adjacent ranges of several
-    /// streams, or from completely free handles. Fresh memory adds what these lack. After a failure the pool grows.
+    /// Serves the request from idle memory of all arenas: from adjacent ranges of several streams, or from remapped handles.
+    /// Fresh handles supply the missing bytes. Returns `None` if the pool should grow, also after a failure.
     pub(super) fn remap(&mut self) -> Option<Suballocation> {
         match self.remap_before_growth() {
             Ok(suballocation) => suballocation,
@@ -108,13 +107,13 @@ impl SlowPath<'_> {
             self.put_back_free(&removed, &[]);
             return Ok(self.allocate_shared_free());
         }
-        // A free handle holds any smaller request where it is.
+        // One completely free handle holds such a request, so a remap cannot help.
         if self.size <= granularity || !can_move {
             return Ok(None);
         }
         let chosen = self.choose_remap(&free, &mut growth);
         let Some((request, uses)) = chosen else {
-            // While a pool grows, most searches are in vain: with many ranges they are made for a part of the requests.
+            // In a growing pool most searches find too little: with many ranges the charge makes them rare.
             growth.charge_search(found.len() / RANGES_PER_VAIN_CREDIT);
             return Ok(None);
         };
@@ -123,8 +122,8 @@ impl SlowPath<'_> {
         self.remap_free(&free, request, source)
     }
 
-    /// Chooses between a remap, growth behind a free range, and growth elsewhere (`None`). Returns the request and the
-    /// parts of the free memory that it takes.
+    /// Chooses between a remap, growth behind a free range, and growth elsewhere (`None`). Returns the request and the free
+    /// memory that it uses.
     fn choose_remap(
         &self,
         free: &FreeSpans,
@@ -137,7 +136,7 @@ impl SlowPath<'_> {
         if is_worth_it && !self.prefers_growth(plan.handles) && self.is_paid(growth, plan.handles) {
             return Some((moving, plan.uses));
         }
-        // A free range that is large enough would be where the fewest bytes are missing.
+        // The plan is where the fewest bytes are missing, so it would use a large enough free range.
         let minimum = if self.size >= LARGE_BLOCK { 1 } else { self.size / MIN_EXTENDED };
         if plan.stays < minimum {
             return None;
@@ -147,9 +146,8 @@ impl SlowPath<'_> {
         (plan.fresh <= self.size - minimum).then_some((extending, plan.uses))
     }
 
-    /// The free bytes that are worth a remap: 1/16 of a request. If requests below 32 MiB need half, a recorded generation by Llama
-    /// holds 1.049 instead of 1.037. They do in a small pool, where the free memory is that of cached small blocks: each request would flush
-    /// the magazine again.
+    /// Returns the free bytes that make a remap worthwhile: 1/16 of the request, 1/128 from 256 MiB. In a pool below 64 MiB,
+    /// requests below 32 MiB need half: their free memory is mostly cached small blocks, and each remap would flush the magazine.
     fn minimum_free(&self) -> u64 {
         let share = match self.size {
             UNBOUNDED.. => 128,
@@ -159,13 +157,13 @@ impl SlowPath<'_> {
         self.size / share
     }
 
-    /// Whether a search or a remap of `cost` may be made.
+    /// Pays `cost` for a search or a remap. Large requests need no credits, nor does a pool of which much is free.
     fn is_paid(&self, growth: &mut Growth, cost: usize) -> bool {
         self.size >= LARGE_REMAP || growth.pay_for_remap(cost) || self.has_much_free()
     }
 
-    /// Whether the pool should grow a little rather than remap so many handles while little of it is free. Says so once for a request: growth
-    /// may be refused.
+    /// Whether the pool should grow instead of moving this many handles while little of it is free. Returns true at most once
+    /// per request: if growth is then refused, the remap is tried.
     fn prefers_growth(&self, handles: usize) -> bool {
         let held = self.pool.reserve.segments.reserved();
         let prefers = handles > MAX_WHILE_LITTLE_FREE
@@ -181,7 +179,7 @@ impl SlowPath<'_> {
         SpanRequest { bytes: self.size, align: self.align, max_moved }
     }
 
-    /// Whether so much of the pool is free that scans and searches need no credits.
+    /// Whether more than 1/[`MUCH_FREE`] of the pool is free, so that scans and searches need no credits.
     pub(super) fn has_much_free(&self) -> bool {
         let free = self.pool.free_bytes();
         free > self.pool.reserve.segments.reserved() / MUCH_FREE
@@ -200,7 +198,7 @@ impl SlowPath<'_> {
         self.remap_free(&free, self.span_request(usize::MAX), ServedBy::Grown)
     }
 
-    /// Puts the request together from `free`, which belongs to no arena.
+    /// Remaps `free`, which belongs to no arena, into a range for the request.
     fn remap_free(
         &self,
         free: &FreeSpans,
@@ -219,7 +217,7 @@ impl SlowPath<'_> {
         Ok(self.insert_and_allocate(range, source))
     }
 
-    /// Puts back what is left of `free`: idle memory to the shared free list, the stream's own to its arena.
+    /// Inserts what is left of `free`: idle memory into the shared free list, the stream's own into its arena.
     fn put_back_free(&self, free: &FreeSpans, gone: &[Span]) {
         self.pool.reserve.insert_idle(&free.idle, gone);
         for span in free.staying.iter().flat_map(|span| span.without(gone)) {
@@ -230,7 +228,7 @@ impl SlowPath<'_> {
         }
     }
 
-    /// Divides free ranges into idle ones, and those of this stream with pending work.
+    /// Divides free ranges into idle ones and those of this stream with pending work.
     fn by_completion(&self, found: impl Iterator<Item = OwnedRange>) -> FreeSpans {
         let own = Some(self.owner.clock().slot());
         let (mut idle, mut staying) = (Vec::with_capacity(found.size_hint().0), Vec::new());
@@ -242,7 +240,7 @@ impl SlowPath<'_> {
         FreeSpans { idle: coalesce(idle), staying: coalesce(staying) }
     }
 
-    /// The smallest spans that hold the request, by address: several, so that the next requests need no search.
+    /// Returns the smallest spans that hold the request, by address: several, so that the next requests need no search.
     fn spans_that_hold(&self, idle: &[Span]) -> Vec<Span> {
         let holds = idle.iter().filter(|span| span.holds(self.size, self.align));
         let mut holding: Vec<Span> = holds.copied().collect();
@@ -252,8 +250,8 @@ impl SlowPath<'_> {
         holding
     }
 
-    /// Finds the free ranges without pending work and all of this stream, by arena; the shared free list is last. Small
-    /// ones too: between large ones they would break a run.
+    /// Returns the idle free ranges of all arenas and every free range of this stream, by arena; the shared free list is last.
+    /// Small ranges are included, because they connect larger ones.
     fn find_free(&self) -> Vec<OwnedRange> {
         let (pool, own) = (self.pool, self.owner.clock().slot());
         let mut found = Vec::new();
@@ -276,8 +274,8 @@ impl SlowPath<'_> {
         found
     }
 
-    /// Removes `chosen`, sorted by address, from the ranges that were found, as far as these are still free, and without
-    /// pending work if they are of other streams.
+    /// Removes the parts of the found ranges that lie in `chosen` and are still free; parts of other streams must also be idle.
+    /// `chosen` is sorted by address.
     fn remove_free_in(&self, found: &[OwnedRange], chosen: &[Span]) -> FreeSpans {
         let (pool, own) = (self.pool, self.owner.clock().slot());
         let part_of = |range: &Range| {

@@ -1,9 +1,9 @@
-//! Reserve: memory of a pool that belongs to no stream. It has the segments and the shared free list.
+//! Reserve: the segments and the shared free list of a pool, which belong to no stream.
 //!
 //! Invariants:
 //! - No work is pending on memory of the shared free list, so any stream may take it without a wait.
 //! - `growing` is held while memory moves between the pool and the device, and while ranges belong to no arena. A
-//!   request that found nothing takes it and looks again, so two requests do not both grow for one need.
+//!   request searches again after it has locked it, so two requests do not both grow for one need.
 
 use xlog_driver::sync::{Mutex, MutexGuard};
 
@@ -13,27 +13,27 @@ use super::segments::{Segments, Span, WatchedSegments};
 use super::tlsf::{BoundedFit, CHUNK, Range, SMALL, Tlsf, TlsfAllocation};
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 
-/// The largest range that moves to another stream for a smaller request: large enough that ranges seldom move.
+/// The largest range that moves to another stream for a smaller request: ranges of this size seldom move.
 pub(super) const MAX_TRANSFER: u64 = 2 << 20;
 
 /// The maximum of remap credits; a pool starts with them.
 const MAX_REMAP_CREDITS: u32 = 4096;
-/// Credits that one growth earns: about as many handles are remapped in the time that it takes.
+/// Credits that one growth earns: remapping as many handles takes about as long.
 const REMAP_CREDITS_PER_GROWTH: u32 = 16;
 
-/// The growth of a pool so far.
+/// Remap credits, guarded by the growth lock.
 pub(super) struct Growth {
     remap_credits: u32,
 }
 
 impl Growth {
-    /// Notes that the pool took memory from the device.
+    /// Earns credits for one growth.
     pub(super) fn note(&mut self) {
         let credits = self.remap_credits + REMAP_CREDITS_PER_GROWTH;
         self.remap_credits = credits.min(MAX_REMAP_CREDITS);
     }
 
-    /// Charges `cost` for a search that has been made.
+    /// Charges `cost` for a completed search; the credits end at 0.
     pub(super) fn charge_search(&mut self, cost: usize) {
         self.remap_credits =
             self.remap_credits.saturating_sub(u32::try_from(cost).unwrap_or(u32::MAX));
@@ -47,7 +47,7 @@ impl Growth {
     }
 }
 
-/// The memory of a pool that belongs to no stream, away from the cache lines that all streams read.
+/// The segments and the shared free list, on cache lines apart from those that all streams read.
 #[repr(align(128))]
 pub(super) struct Reserve {
     pub(super) segments: Box<dyn Segments>,
@@ -70,7 +70,7 @@ impl Reserve {
     pub(super) fn grow_initial(&self, bytes: u64) -> ResourceResult<()> {
         let mut left = bytes;
         while left > 0 {
-            // In several spans, so that each can be returned by itself.
+            // Several spans, each of which can be returned by itself.
             let span = self.segments.grow(left.min(self.growth_bytes), StreamId::DEFAULT)?;
             self.insert(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 });
             left = left.saturating_sub(span.bytes);
@@ -83,13 +83,13 @@ impl Reserve {
         self.growing.lock()
     }
 
-    /// The size of a range that moves to a stream that asks for less.
+    /// Returns the size of a range that moves to a stream for a smaller request.
     pub(super) fn transfer_bytes(&self) -> u64 {
         (self.growth_bytes / 16).next_multiple_of(UNIT).min(MAX_TRANSFER)
     }
 
     /// Allocates from `tlsf` a range that is worth moving to another stream, or a whole smaller range. A small part would
-    /// bring the next request here again, and leave a splinter behind.
+    /// leave a splinter, and the next request would come back for more.
     pub(super) fn allocate_worth_moving(
         &self,
         tlsf: &mut Tlsf,
@@ -118,7 +118,6 @@ impl Reserve {
         Some(Range { stamp: 0, ..range })
     }
 
-    /// The ranges of the shared free list.
     pub(super) fn ranges(&self) -> Vec<Range> {
         self.shared_free.lock().ranges().collect()
     }
@@ -132,7 +131,7 @@ impl Reserve {
         self.shared_free.lock().remove_if(minimum, leave)
     }
 
-    /// Inserts a range without pending work into the shared free list; false if that cannot take it.
+    /// Inserts a range without pending work into the shared free list; false if the list refuses it.
     pub(super) fn insert(&self, range: Range) -> bool {
         self.shared_free.lock().insert_span(range, true)
     }
@@ -142,7 +141,7 @@ impl Reserve {
         self.shared_free.lock().remove_if(minimum, &mut |range| Some(*range))
     }
 
-    /// Inserts what is left of `idle`, without `gone`, into the shared free list.
+    /// Inserts `idle`, without the parts in `gone`, into the shared free list.
     pub(super) fn insert_idle(&self, idle: &[Span], gone: &[Span]) {
         let mut shared_free = self.shared_free.lock();
         for span in idle.iter().flat_map(|span| span.without(gone)) {
@@ -150,8 +149,8 @@ impl Reserve {
         }
     }
 
-    /// Takes at least `bytes` from the device: 1/32 of what the pool holds, if that is more, so that a small pool stays
-    /// small and a large one seldom grows. With foreign arenas up to 8/32, since they will ask soon.
+    /// Takes at least `bytes` from the device, or 1/32 of the pool if that is more: a small pool stays small, and a large one
+    /// seldom grows. Each foreign arena adds 1/32, up to 8/32, because its requests will follow.
     pub(super) fn grow(
         &self,
         bytes: u64,
@@ -170,7 +169,7 @@ impl Reserve {
         self.segments.grow(bytes, stream)
     }
 
-    /// Reads figures of the shared free list.
+    /// Reads the shared free list under its lock.
     pub(super) fn read_shared_free<R>(&self, read: impl FnOnce(&Tlsf) -> R) -> R {
         read(&self.shared_free.lock())
     }

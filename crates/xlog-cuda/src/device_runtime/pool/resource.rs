@@ -17,15 +17,14 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::RawStream;
 
-/// The largest alignment of a request.
 const MAX_ALIGN: usize = 2 << 20;
 /// The largest request: no device has more addresses.
 pub(super) const MAX_BYTES: usize = 1 << 47;
 
-/// The bytes that a request takes: a whole class, or whole units. `None` for a size that is refused.
+/// Returns the bytes that a request takes: a whole class, or whole units. Returns `None` for a refused size.
 #[inline]
 fn taken_by(bytes: usize) -> Option<u64> {
-    // 0 wraps around and is refused as well.
+    // 0 wraps around and is refused.
     (bytes.wrapping_sub(1) < MAX_BYTES).then(|| match bytes as u64 {
         small if small <= MAX_CACHED => class_of(small).bytes,
         large => large.next_multiple_of(UNIT),
@@ -87,7 +86,7 @@ impl UseTracking for PoolResource {
             return self.free_in_order(generation, meta);
         }
         let owner = self.tracker.owner_stream(meta)?;
-        // The free is a write of the own stream, after all that this has queued for the block.
+        // The free is a write of the own stream, after everything queued there.
         meta.stamps.stamp(true, owner.clock().now());
         let streams = &self.tracker.streams;
         let at_once = meta.with_uses(|uses| {
@@ -164,7 +163,7 @@ impl DeviceMemoryResource for PoolResource {
             self.free_deferred_late().and(self.release_with_waits(RawStream::synchronize_freed));
         outcome = outcome.and(waited);
         drop(reaper);
-        // Without the deadline of the running call: a reap ends when everything is freed.
+        // Ignores the deadline of the running call: a reap ends when everything is freed.
         let settled = self.synchronize_streams(RawStream::synchronize_freed);
         outcome.and(settled.map_err(Into::into))
     }
@@ -233,7 +232,7 @@ impl DeviceMemoryResource for PoolResource {
         if self.return_waits() {
             return Ok(0);
         }
-        // Before the trim: what completes later is pending, so the caller knows to ask again.
+        // Events come first: work that completes after the trim counts as pending, so the caller asks again.
         self.mark_busy_streams();
         self.trim_to(0)
     }
@@ -243,7 +242,7 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn on_growth(&self, hook: GrowthHook) -> bool {
-        // A thread of its own would not be repeated by a seed.
+        // A seed cannot reproduce a background thread.
         self.decay_interval().is_some()
             && !self.device.is_seeded()
             && self.on_growth.set(hook).is_ok()

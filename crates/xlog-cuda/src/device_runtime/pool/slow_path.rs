@@ -4,19 +4,19 @@
 //! 1. deferred frees that have completed; then the stream's own magazine and coalesce queue;
 //! 2. the shared free list, which belongs to no stream and has no pending work;
 //! 3. steal from another arena, if the range's last work happens-before this request or has completed;
-//! 4. adjacent complete ranges of several streams; then remap completely free handles, of all streams together, into one range;
-//!    a large request first waits for pending work, as long as growing would take;
-//! 5. grow from the device; a pool that prefers waits over growth first steals with a wait;
-//! 6. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
-//! 7. remap again after waits, or return free segments and grow again.
+//! 4. for a tracked-only buffer: memory with pending work, which the block inherits (`inherit`);
+//! 5. a large request waits for pending work, as long as growing would take (`pending`); then adjacent idle ranges of several
+//!    streams are coalesced, or completely free handles remapped into one range (`remap`);
+//! 6. grow from the device; a pool that prefers waits over growth first steals with a wait;
+//! 7. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
+//! 8. remap again after waits, or return free segments and grow again.
 //!
-//! Invariant: nothing is called while arena locks are held. Steps 3 to 6 skip an arena that another thread is inside of;
-//! step 7 waits for it, so a request is refused only after all free memory was collected. A stream that cannot be waited
+//! Invariant: no driver call is made while arena locks are held. Steps 3 to 7 skip an arena that another thread is inside of;
+//! step 8 waits for it, so a request is refused only after all free memory was collected. A stream that cannot be waited
 //! for, such as one under capture, is skipped; a refusal names the first such failure.
 //!
-//! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. So
-//! a small request pays for it with credits, and grows without enough of them. A remap has credits of its own. `steal`
-//! has steps 3 and 6, `remap` steps 4 and 7.
+//! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. A
+//! small request pays for it with credits, and grows without enough of them. Remaps have credits of their own.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,13 +35,13 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
-/// Deferred frees that a request may find pending while it frees those that have completed.
+/// Pending deferred frees after which a request stops looking for completed ones.
 const DEFERRED_PER_REQUEST: usize = 2;
-/// Deferred frees that may be found pending before the pool scans other streams or grows.
+/// The same limit before the pool scans other streams or grows.
 const DEFERRED_PER_SCAN: usize = 64;
-/// Arenas that a scan visits for one credit, if no other thread owns them.
+/// Arenas, with or without a foreign owner, that a scan visits for one credit.
 const ARENAS_PER_CREDIT: u32 = 16;
-/// What each stream may have of its own, on average, before free memory of others is scanned without credits.
+/// A pool that holds more than this for each stream scans without credits while much of it is free.
 const BYTES_PER_STREAM: u64 = 2 * MAX_TRANSFER;
 /// The maximum of scan credits; a pool starts with them.
 const MAX_SCAN_CREDITS: u32 = 64;
@@ -56,7 +56,7 @@ impl ScanCredits {
         Self(AtomicU32::new(MAX_SCAN_CREDITS))
     }
 
-    /// Earns one credit and pays `cost`; false if there are too few.
+    /// Earns one credit, then pays `cost`. Returns false and pays nothing if the credits do not suffice.
     fn pay(&self, cost: u32) -> bool {
         // Two threads that store at the same time may lose a credit.
         let credits = self.0.load(Ordering::Relaxed).saturating_add(1).min(MAX_SCAN_CREDITS);
@@ -144,7 +144,7 @@ impl SlowPath<'_> {
         }
     }
 
-    /// Allocates what needs no wait any more: from the own arena, or from one of another stream.
+    /// Allocates memory that needs no wait: from the stream's own arena, or stolen from another.
     fn steal_ready(&mut self) -> ResourceResult<Option<Suballocation>> {
         match self.allocate_ready() {
             Some(suballocation) => Ok(Some(suballocation)),
@@ -152,7 +152,7 @@ impl SlowPath<'_> {
         }
     }
 
-    /// Steps 6 and 7: memory that needs a wait, and memory that must be put together.
+    /// Steps 7 and 8 of the module.
     fn allocate_with_waits(
         &mut self,
         foreign_arenas: u32,
@@ -163,7 +163,7 @@ impl SlowPath<'_> {
             return Ok(Some(suballocation));
         }
         let reaper = pool.deferred_frees.reaper_lock();
-        // A failed free stays with its block, and a reap reports it.
+        // A failed free keeps its block; a reap retries and reports it.
         self.skipped.note(pool.retry_failed());
         self.skipped.note(pool.free_deferred_with_waits());
         let released = pool.release_with_waits(|stream, counters| {
@@ -210,22 +210,22 @@ impl SlowPath<'_> {
         self.skipped.unless_lost(outcome)
     }
 
-    /// Frees deferred blocks whose uses have completed until it has met `pending` others, unless another thread does so now.
+    /// Frees completed deferred blocks and stops after `pending` others. Returns false without the reaper lock or deferred blocks.
     pub(super) fn free_completed(&self, pending: usize) -> bool {
         let pool = self.pool;
         if pool.config.reuse.opportunistic
             && pool.deferred_frees.has_deferred()
             && let Some(_reaper) = pool.deferred_frees.try_reaper_lock()
         {
-            // A failed free stays with its block, and a reap reports it.
+            // A failed free keeps its block; a reap retries and reports it.
             let _ = pool.free_completed(pending);
             return true;
         }
         false
     }
 
-    /// The number of arenas of other streams that other threads own. 0 in a deterministic pool, where threads must not
-    /// influence the result.
+    /// Counts the arenas of other streams that other threads own. Returns 0 in a deterministic pool, whose result must not
+    /// depend on threads.
     fn foreign_arenas(&self) -> u32 {
         if !self.pool.config.reuse.opportunistic {
             return 0;
@@ -237,9 +237,9 @@ impl SlowPath<'_> {
 
     /// Whether this request may scan the arenas of other streams.
     ///
-    /// Every slow-path request earns one credit; a scan costs one for each foreign arena, and one for sixteen others. So
-    /// requests of many streams grow until each stream has memory of its own. Large requests and pools above
-    /// `eager_growth_bytes` always scan, and pools with enough for every stream of which much is free.
+    /// A scan costs one credit for each foreign arena and one for every sixteen arenas; a small request earns one and must pay.
+    /// Without enough credits the pool grows, until each stream has memory of its own. Large requests scan without credits, as
+    /// do pools above `eager_growth_bytes`, and pools above `BYTES_PER_STREAM` for each stream of which much is free.
     fn may_scan(&self, foreign_arenas: u32) -> bool {
         let held = self.pool.reserve.segments.reserved();
         let arenas = self.pool.arenas.iter().count() as u32;
@@ -257,12 +257,11 @@ impl SlowPath<'_> {
         segments.reserved().saturating_add(self.size) <= segments.limit()
     }
 
-    /// Whether the pool holds so much free memory that a wait is better than growth.
+    /// Whether to wait for free memory instead of growing: above `eager_growth_bytes`, with at least half of the pool free.
     pub(super) fn prefer_wait_over_growth(&self) -> bool {
         let pool = self.pool;
         let held = pool.reserve.segments.reserved();
-        // A steal waits for everything that the other stream has queued. A pool that was configured for exact events
-        // avoids that while it can grow.
+        // A steal waits for all work that the other stream has queued. With exact events the pool avoids that while it can grow.
         if held <= pool.config.eager_growth_bytes as u64
             || pool.config.event_policy == EventPolicy::Exact
         {
@@ -293,7 +292,7 @@ impl SlowPath<'_> {
         }
     }
 
-    /// Allocates from the stream's own arena as it is.
+    /// Allocates from the stream's own arena without flushing its magazine.
     pub(super) fn allocate_ready(&self) -> Option<Suballocation> {
         let table = &self.pool.tracker.table;
         self.arena.with(|arena| arena.allocate(self.size, self.align, table))
@@ -318,7 +317,7 @@ impl SlowPath<'_> {
         self.insert_and_allocate(range, ServedBy::Completed)
     }
 
-    /// Gives a range to the stream's own arena and allocates from it.
+    /// Inserts a range into the stream's own arena and allocates from it.
     pub(super) fn insert_and_allocate(
         &self,
         range: Range,
@@ -327,15 +326,14 @@ impl SlowPath<'_> {
         self.arena.with(|arena| arena.insert_and_allocate(range, self.size, self.align, source))
     }
 
-    /// The range of a span that was just taken from the device.
+    /// Returns the range of a span that was just taken from the device.
     pub(super) fn fresh(&self, span: Span) -> Range {
         let ordered = self.pool.reserve.segments.is_stream_ordered();
         let stamp = if ordered { self.owner.stamp_free() } else { 0 };
         Range { ptr: span.ptr, bytes: span.bytes, stamp }
     }
 
-    /// The size of a span that holds the request. Spans begin at multiples of the granularity; a larger alignment needs
-    /// slack.
+    /// Returns the size of a span that holds the request. Spans begin at multiples of the granularity; a larger alignment needs slack.
     pub(super) fn needed(&self) -> u64 {
         let slack = self.align > self.pool.reserve.segments.granularity();
         self.size + if slack { self.align } else { 0 }
@@ -377,7 +375,6 @@ impl SlowPath<'_> {
 /// Streams that a request skipped because they could not be waited for.
 #[derive(Default)]
 pub(super) struct SkippedStreams {
-    /// The first failure.
     first: Option<ResourceError>,
     /// Whether the work of a stream did not complete within the deadline of the call.
     is_late: Cell<bool>,
@@ -389,14 +386,14 @@ impl SkippedStreams {
         completed.map(|completed| self.is_late.set(self.is_late.get() | !completed))
     }
 
-    /// Notes a failure and goes on.
+    /// Notes a failure.
     pub(super) fn note<T>(&mut self, outcome: ResourceResult<T>) {
         if let Err(error) = outcome {
             self.first.get_or_insert(error);
         }
     }
 
-    /// Notes a failure and goes on, unless the device is lost.
+    /// Notes a failure, unless the device is lost.
     pub(super) fn unless_lost(&mut self, outcome: DriverResult<()>) -> ResourceResult<()> {
         match outcome {
             Err(error) if error.is_device_lost() => Err(error.into()),

@@ -22,7 +22,7 @@ pub struct PoolPaths {
     pub waited: u64,
 }
 
-/// Figures of a pool. Streams go on while it is taken, so each figure is true by itself.
+/// Figures of a pool. Each is consistent by itself, because streams continue while the snapshot is taken.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolSnapshot {
@@ -34,32 +34,32 @@ pub struct PoolSnapshot {
     pub reserved_bytes: usize,
     /// Bytes of live blocks, and of returned ones that other streams still use.
     pub live_bytes: usize,
-    /// Bytes in magazines.
+    /// Bytes in magazines and coalesce queues.
     pub magazine_bytes: usize,
     /// Free bytes on which nothing is pending.
     pub idle_bytes: usize,
     /// Free bytes on which work of their stream may be pending.
     pub waiting_bytes: usize,
-    /// The largest free range, magazines not counted.
+    /// The largest free range, without magazines.
     pub largest_free: usize,
-    /// Free ranges, magazines not counted.
+    /// The number of free ranges, without magazines.
     pub free_ranges: usize,
     /// How requests were served.
     pub paths: PoolPaths,
 }
 
 impl PoolSnapshot {
-    /// Free bytes, magazines not counted.
+    /// Free bytes, without magazines.
     pub fn free_bytes(&self) -> usize {
         self.idle_bytes + self.waiting_bytes
     }
 
-    /// Bytes in no block on which nothing is pending, with those in magazines.
+    /// Free bytes on which nothing is pending, with magazines.
     pub fn cached_bytes(&self) -> usize {
         self.idle_bytes + self.magazine_bytes
     }
 
-    /// Free bytes on which work of their stream may be pending. A budget also counts freed blocks that other streams still use.
+    /// Free bytes on which work of their stream may be pending. A budget also counts freed blocks that other streams use.
     pub fn pending_bytes(&self) -> usize {
         self.waiting_bytes
     }
@@ -85,7 +85,7 @@ impl ArenaCounts {
 }
 
 impl PoolResource {
-    /// Takes a snapshot. Visits every arena.
+    /// Takes a snapshot; locks one arena at a time.
     pub fn snapshot(&self) -> PoolSnapshot {
         let mut snapshot = PoolSnapshot {
             segment_kind: self.reserve.segments.kind(),

@@ -9,12 +9,12 @@ use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfi
 use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
 
-/// Requests up to this size share small handles, so that a block that stays pins little memory.
+/// Requests up to this size share small handles, so that a live block pins little memory.
 const PRIVATE_BYTES: u64 = 32 << 20;
-/// The size of the largest handle, for requests of many GiB. A handle that a block occupies in part can not be remapped.
+/// The size of the largest handle, for requests of many GiB. A partly occupied handle cannot be remapped.
 const LARGEST_HANDLE: u64 = 128 << 20;
 
-/// The pool decides how much it takes at a time, so the segments round up to their granularity only.
+/// Returns sizes that round up to the granularity only: the pool decides how much it takes at a time.
 fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
     SegmentConfig {
         initial: config.initial_bytes as u64,

@@ -14,7 +14,7 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
-/// Smaller ranges are left alone when ranges of several streams are coalesced.
+/// Smaller ranges are never coalesced across streams.
 const MIN_COALESCED: u64 = 64 << 10;
 
 /// A free range, and the slot of its stream; no slot for a range of the shared free list.
@@ -41,7 +41,7 @@ impl SlowPath<'_> {
                 return;
             };
             if known.is_none() {
-                // What is known to be complete or ordered needs no driver call.
+                // A range that is known to be complete or ordered needs no driver call.
                 known = self.take_from(&mut arena.tlsf, stream, false);
             }
             candidates.push(slot);
@@ -81,7 +81,7 @@ impl SlowPath<'_> {
         self.insert_and_allocate(Range { stamp, ..range }, source)
     }
 
-    /// Asks the driver about the work of `stream`, and removes a range from its arena.
+    /// Removes a range from the arena of another stream; polls that stream first if reuse is opportunistic.
     fn steal_from(
         &self,
         other: &Lock<Arena>,
@@ -136,8 +136,8 @@ impl SlowPath<'_> {
     /// The requesting stream waits for the last work on each. Ranges of a stream that cannot be waited for are left
     /// out.
     ///
-    /// The last resort of a pool that cannot grow: it scans every arena. Only what the request needs changes its
-    /// stream. `growing` is held, since the ranges belong to no arena meanwhile.
+    /// A last resort: it scans every arena. Only the ranges that the request needs change their stream. `growing` is held,
+    /// since the removed ranges belong to no arena.
     pub(super) fn coalesce_across_streams(&mut self) -> ResourceResult<Option<Suballocation>> {
         let (pool, owner) = (self.pool, self.owner);
         let _growing = pool.reserve.growing();
@@ -176,7 +176,7 @@ impl SlowPath<'_> {
         }))
     }
 
-    /// Inserts ranges where they came from, with one barrier for all arenas.
+    /// Inserts ranges into the arenas they came from, with one barrier for all.
     fn put_back(&self, mut ranges: Vec<OwnedRange>) {
         ranges.sort_by_key(|part| part.slot);
         let mut runs = Vec::new();
@@ -199,8 +199,7 @@ impl SlowPath<'_> {
         });
     }
 
-    /// Makes the stream wait for the last work on these ranges. A failure comes with the slot of the stream that could
-    /// not be waited for.
+    /// Makes the stream wait for the last work on these ranges. An error names the slot of the stream that it cannot wait for.
     fn wait_on_ranges(&self, parts: &[OwnedRange]) -> Result<(), (u32, DriverError)> {
         let tracker = &self.pool.tracker;
         for OwnedRange { range, slot } in parts {
@@ -215,7 +214,7 @@ impl SlowPath<'_> {
     }
 }
 
-/// The first run of adjacent parts, sorted by address, that together hold a request; empty if there is none.
+/// Returns the first run of adjacent parts, sorted by address, that together hold a request; empty if there is none.
 fn run_that_holds(parts: &[OwnedRange], size: u64, align: u64) -> std::ops::Range<usize> {
     let holds = |from: usize, end: u64| {
         let ptr = parts[from].range.ptr;
@@ -227,7 +226,7 @@ fn run_that_holds(parts: &[OwnedRange], size: u64, align: u64) -> std::ops::Rang
             begin = at;
         }
         end_of_last = range.ptr + range.bytes;
-        // Parts at the front that the request does not need stay where they are.
+        // Leading parts that the request does not need are left out.
         while begin < at && holds(begin + 1, end_of_last) {
             begin += 1;
         }

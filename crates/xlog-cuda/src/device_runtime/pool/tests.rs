@@ -1,4 +1,4 @@
-//! What can only be shown with a hand on an arena.
+//! Tests that need access to an arena.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ fn devices() -> [Arc<CudaDevice>; 2] {
 
 #[test]
 fn two_streams_allocate_while_a_third_ones_memory_is_held() {
-    // Also pools that would rather wait for another stream than grow.
+    // Includes pools that prefer a wait for another stream over growth.
     for (device, eager) in
         devices().into_iter().flat_map(|device| [(device.clone(), usize::MAX), (device, 0)])
     {
@@ -70,7 +70,7 @@ impl Decaying {
         self.stream.synchronize().unwrap();
     }
 
-    /// What goes back `after` more time.
+    /// Returns the bytes that go back to the device after `after` more time.
     fn returned(&mut self, after: Duration) -> usize {
         self.now += after;
         self.pool.return_idle_at(self.now).unwrap()
@@ -90,7 +90,7 @@ fn memory_that_no_request_needed_for_the_decay_goes_back_and_not_before() {
         decaying.complete_pair(64 * MIB);
         assert_eq!(decaying.returned(Duration::ZERO), 0);
         assert_eq!(decaying.returned(DECAY - Duration::from_nanos(1)), 0);
-        // A request starts the time anew.
+        // A request restarts the time.
         decaying.complete_pair(64 * MIB);
         assert_eq!(decaying.returned(Duration::from_secs(1)), 0);
         assert_eq!(decaying.returned(DECAY - Duration::from_nanos(1)), 0);
@@ -117,7 +117,7 @@ fn a_magazine_that_serves_stays_while_idle_ranges_go_back() {
     assert!(decaying.returned(DECAY) >= 60 * MIB, "only the magazine served");
     decaying.complete_pair(1000);
     assert_eq!(decaying.pool.snapshot().paths.magazine, from_magazine + 1, "it still does");
-    // Once there is no request at all, it goes back too.
+    // Without any request the magazine is returned too.
     assert_eq!(decaying.returned(Duration::ZERO), 0);
     assert!(decaying.returned(Duration::ZERO) > 0);
     assert_eq!(decaying.reserved(), 0);

@@ -10,7 +10,7 @@ use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
-/// Polls of a stream that only its events may be asked about. An event that was recorded for the first poll of an idle stream completes within a few.
+/// Polls of a stream of which only events may be queried. An event on an idle stream completes within a few polls.
 const EVENT_POLLS: u32 = 32;
 
 impl PoolResource {
@@ -20,7 +20,7 @@ impl PoolResource {
         self.trim_idle(bytes, true)
     }
 
-    /// [`Self::trim_to`] with or without the memory in magazines.
+    /// [`Self::trim_to`] that flushes the magazines only if `flushes`.
     pub(super) fn trim_idle(&self, bytes: usize, flushes: bool) -> ResourceResult<usize> {
         if self.sanitizer.is_some()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
@@ -40,7 +40,7 @@ impl PoolResource {
         let (gone, outcome) = self.reserve.segments.release(&idle, excess);
         self.reserve.insert_idle(&idle, &gone);
         if self.reserve.segments.is_stream_ordered() && !gone.is_empty() {
-            // An inner resource has queued frees: a wait for free memory is one for them too.
+            // The inner resource has queued frees, so a wait for free memory must also cover them.
             for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
                 stream.stamp_free();
             }
@@ -49,7 +49,7 @@ impl PoolResource {
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
-    /// Finds out what has completed on all streams.
+    /// Polls all streams for completed work.
     fn poll_streams(&self) {
         let mut by_event: Vec<&RawStream> = Vec::new();
         for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
@@ -72,13 +72,13 @@ impl PoolResource {
         }
     }
 
-    /// Whether returning a segment waits for all work on the device, as `cuMemFree` does: then only the user's own calls return memory.
+    /// Whether returning a segment waits for all work on the device, as `cuMemFree` does. Then only explicit trims return memory.
     pub(super) fn return_waits(&self) -> bool {
         let segments = &self.reserve.segments;
         !segments.can_move() && !segments.is_stream_ordered()
     }
 
-    /// Records an event on each busy stream, so that a later trim finds what has completed by then: frees on the own stream record none.
+    /// Records an event on each busy stream, because frees on the own stream record none. A later trim finds what has completed.
     pub(super) fn mark_busy_streams(&self) {
         for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
             if !stream.poll_freed() {
@@ -88,7 +88,7 @@ impl PoolResource {
         }
     }
 
-    /// Changes how much of the device the pool may hold. Memory that it already holds stays.
+    /// Sets the maximum number of bytes that the pool takes from the device. Memory above it is kept.
     pub fn set_maximum(&self, bytes: usize) {
         self.reserve.segments.set_limit(bytes as u64);
     }
@@ -108,7 +108,7 @@ impl PoolResource {
         free
     }
 
-    /// Waits by `synchronize` until the last work on all free memory has completed. Goes on after a stream that fails.
+    /// Calls `synchronize` for every stream with pending work on free memory. Continues after a failure.
     pub(super) fn synchronize_streams<T>(
         &self,
         synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
@@ -125,7 +125,7 @@ impl PoolResource {
         outcome
     }
 
-    /// Divides what the magazines may hold among the streams.
+    /// Divides the capacity of the magazines among the streams.
     pub(super) fn share_magazines(&self) {
         let held = self.reserve.segments.reserved();
         let maximum = (held / 50).max(self.config.magazine_bytes as u64);

@@ -1,7 +1,7 @@
 //! Metadata of the blocks of a resource.
 //!
-//! The metadata of a block lies in a slot that never moves and is reused, so a stale identity finds a slot and fails by
-//! its generation. The slot is in the low bits of the generation: a lookup needs no map and no lock.
+//! The metadata of a block lies in a slot that never moves. A slot is reused, so a stale identity fails by its
+//! generation. The slot is in the low bits of the generation: a lookup needs no map and no lock.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -30,7 +30,7 @@ pub(crate) struct BlockMeta {
     owner: AtomicU32,
     /// The node of the block in its sub-allocator.
     node: AtomicU32,
-    /// The size in whole units. A size that does not fit is 0 units and no bytes, and lies in `SharedState`.
+    /// The size in whole units. For a size that does not fit it is 0, and `SharedState` has the size.
     units: AtomicU32,
     pub(crate) stamps: OwnStamps,
     pub(crate) state: StateWord<SharedState>,
@@ -40,14 +40,14 @@ const _: () = assert!(size_of::<BlockMeta>() == 64 && MIN_ALIGN == 1 << REST_BIT
 const _: () = assert!(MAX_STREAM_SLOTS <= NO_OWNER);
 const REST_BITS: u32 = 8;
 
-/// State of a block that is used, or is very large.
+/// State of a shared or very large block.
 #[derive(Debug, Default)]
 pub(crate) struct SharedState {
     uses: Lock<Uses>,
     bytes: AtomicU64,
 }
 
-/// The owner of a block that no stream owns.
+/// The owner slot of a block without a stream.
 pub(crate) const NO_OWNER: u32 = u32::MAX >> REST_BITS;
 
 /// The memory of a block, and its node in the sub-allocator.
@@ -58,7 +58,7 @@ pub(crate) struct BlockMemory {
     pub(crate) node: u32,
 }
 
-/// The stream that a block begins on, and its stamp then.
+/// The stream that a block begins on, and the current stamp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockOwner {
     pub(crate) id: StreamId,
@@ -171,7 +171,7 @@ impl BlockMeta {
         self.forget();
     }
 
-    /// Ends the metadata after the state word has ended.
+    /// Ends the metadata; the state word has ended.
     #[inline(always)]
     pub(crate) fn forget(&self) {
         self.generation.store(0, Ordering::Relaxed);
@@ -196,13 +196,12 @@ impl BlockMeta {
     }
 }
 
-/// The part of a generation that the state word carries.
+/// Returns the part of a generation that the state word carries.
 #[inline]
 pub(crate) fn generation_bits(generation: Generation) -> u32 {
     (generation.0 >> crate::device_runtime::resource::SLOT_BITS) as u32
 }
 
-/// All blocks of one resource.
 #[derive(Debug)]
 pub(crate) struct BlockTable {
     blocks: Slab<BlockMeta>,
@@ -234,7 +233,6 @@ impl BlockTable {
         Some(generation)
     }
 
-    /// The metadata in a slot.
     #[inline(always)]
     pub(crate) fn at_slot(&self, slot: u32) -> Option<&BlockMeta> {
         self.blocks.get(slot)
@@ -254,7 +252,7 @@ impl BlockTable {
         self.blocks.free(slots);
     }
 
-    /// Begins a live block in a slot of the caller, on a stream of this id, slot and stamp.
+    /// Begins a live block in a slot that the caller allocated.
     #[inline(always)]
     pub(crate) fn begin_at(
         &self,
@@ -285,7 +283,7 @@ impl BlockTable {
         Some(generation)
     }
 
-    /// The metadata that an identity names, if it is a block of this table.
+    /// Returns the metadata that an identity names, if it is a block of this table.
     #[inline(always)]
     pub(crate) fn lookup(&self, block: BlockId) -> Option<&BlockMeta> {
         let meta = self.blocks.get(block.generation.slot())?;
@@ -295,7 +293,7 @@ impl BlockTable {
         same.then_some(meta)
     }
 
-    /// The metadata that an identity names. Checks device, address and generation, in this order.
+    /// [`BlockTable::lookup`] with errors. Checks device, address and generation, in this order.
     #[inline]
     pub(crate) fn find(
         &self,
@@ -333,7 +331,7 @@ impl BlockTable {
         ResourceError::UseAfterFree { generation }
     }
 
-    /// Ends blocks and frees their slots. Returns their bytes.
+    /// Ends blocks and frees their slots. Returns the sum of their bytes.
     pub(crate) fn end(&self, generations: &[Generation]) -> usize {
         let mut bytes = 0;
         for generation in generations {

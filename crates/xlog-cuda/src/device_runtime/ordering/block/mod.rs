@@ -1,9 +1,9 @@
-//! A block as ordering sees it: its metadata in a slot that never moves, its state word, and its uses.
+//! The ordering state of a block: its metadata in a slot that never moves, its state word, and its uses.
 //!
 //! Invariants:
-//! - A slot is reused with a new generation, so a stale identity finds a slot and fails by its generation.
+//! - A slot is reused with a new generation, so a stale identity fails by its generation.
 //! - Every change of state changes the state word: validation and change are one step.
-//! - While more than the block's own stream is involved, the block is inflated and every thread takes its lock.
+//! - While another stream than the block's own is involved, the block is inflated and every thread takes its lock.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Numbered slots that never move, so that a lookup by a stale number is safe.
+//! Slab: numbered slots that never move, so that a lookup by a stale number is safe.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use xlog_driver::sync::{BiasedMutex, thread_index};
 
 const SHARDS: usize = 16;
-/// The number of used slots from which on a thread steals free slots of other threads, and how many at a time.
+/// Used slots from which on a thread steals free slots of other threads, and the number that it steals.
 const STEAL_THRESHOLD: u32 = 4096;
 const STEAL_BATCH: usize = 256;
-/// Fresh slots that are made at a time.
+/// Fresh slots that are created at a time.
 const FRESH_BATCH: u32 = 16;
 
 /// A growing array of `T` in chunks of `CHUNK`, with a free list for each shard of threads.
@@ -17,7 +17,7 @@ const FRESH_BATCH: u32 = 16;
 pub(crate) struct Slab<T, const CHUNK: usize = 512> {
     chunks: Box<[OnceLock<Box<[T; CHUNK]>>]>,
     used: AtomicU32,
-    /// The number of chunks that were ever made, which bounds a walk.
+    /// The number of chunks created so far, which bounds a walk.
     reach: AtomicU32,
     free: [Shard; SHARDS],
 }
@@ -27,14 +27,14 @@ pub(crate) struct Slab<T, const CHUNK: usize = 512> {
 #[repr(align(64))]
 struct Shard(BiasedMutex<Vec<u32>>);
 
-/// The shard of this thread: its own, while there are enough.
+/// Returns the shard of this thread, which is its own while there are enough.
 #[inline]
 fn shard() -> usize {
     thread_index() as usize % SHARDS
 }
 
 impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
-    /// Creates a slab of up to `slots`, which are made as they are needed.
+    /// Creates a slab of up to `slots`, which are created on demand.
     pub(crate) fn new(slots: u32) -> Self {
         let chunks = (slots as usize).div_ceil(CHUNK);
         Self {
@@ -45,7 +45,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         }
     }
 
-    /// Allocates a slot. Its value is as its last user left it. `None` if all slots are used.
+    /// Allocates a slot, with the value that its last user left. `None` if all slots are used.
     #[inline]
     pub(crate) fn allocate(&self) -> Option<(u32, &T)> {
         let mine = shard();
@@ -62,7 +62,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         if let Some(slot) = self.free[mine].0.with(Vec::pop) {
             return Some(slot);
         }
-        // If one thread allocates and another frees, the freed slots must come back.
+        // If one thread allocates and another frees, the freed slots must return.
         if self.used.load(Ordering::Relaxed) >= STEAL_THRESHOLD
             && let Some(slot) = self.steal(mine)
         {
@@ -72,7 +72,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         self.fresh(mine).or_else(|| self.free.iter().find_map(|shard| shard.0.with(Vec::pop)))
     }
 
-    /// Allocates up to `maximum` slots from this thread's free list, the one freed last at the end.
+    /// Allocates up to `maximum` slots from this thread's free list; the most recently freed one is last.
     pub(crate) fn allocate_cached(&self, slots: &mut Vec<u32>, maximum: usize) {
         self.free[shard()].0.with(|free| {
             let from = free.len().saturating_sub(maximum);
@@ -97,7 +97,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         slot
     }
 
-    /// Makes a batch of slots. Slots of different threads then do not share cache lines.
+    /// Creates a batch of slots, so that slots of different threads share no cache line.
     fn fresh(&self, mine: usize) -> Option<u32> {
         let limit = (self.chunks.len() * CHUNK) as u32;
         let next_used = |used: u32| (used + FRESH_BATCH).min(limit);
@@ -111,12 +111,12 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         for slot in slots.clone() {
             self.get_or_make(slot);
         }
-        // The lowest one is allocated next.
+        // The lowest slot is allocated next.
         self.free[mine].0.with(|free| free.extend(slots.skip(1).rev()));
         Some(slot)
     }
 
-    /// The value in a slot, made if it is new; `None` beyond the last slot.
+    /// Returns the value in a slot, and creates its chunk at the first call; `None` beyond the last slot.
     pub(crate) fn get_or_make(&self, slot: u32) -> Option<&T> {
         let at = slot as usize / CHUNK;
         let chunk = self.chunks.get(at)?.get_or_init(|| {
@@ -128,7 +128,7 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         chunk.get(slot as usize % CHUNK)
     }
 
-    /// All values, in used and free slots, with their numbers.
+    /// Iterates over the values of used and free slots, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let reach = self.reach.load(Ordering::Acquire) as usize;
         let reached = self.chunks.iter().take(reach).enumerate();
@@ -138,12 +138,11 @@ impl<T: Default, const CHUNK: usize> Slab<T, CHUNK> {
         })
     }
 
-    /// Frees slots.
     pub(crate) fn free(&self, slots: impl IntoIterator<Item = u32>) {
         self.free[shard()].0.with(|free| free.extend(slots));
     }
 
-    /// The value in a slot; `None` if the slot was never made.
+    /// Returns the value in a slot; `None` if its chunk does not exist.
     #[inline(always)]
     pub(crate) fn get(&self, slot: u32) -> Option<&T> {
         let chunk = self.chunks.get(slot as usize / CHUNK)?.get()?;

@@ -1,9 +1,9 @@
-//! The state word: uses of a block on its own stream, without a lock.
+//! The state word: tracks uses of a block on its own stream without a lock.
 //!
 //! The word holds bits of the generation, the state, and the number of open uses. Every change of state changes this
 //! word, so validation and change are one step.
 //!
-//! | state | who changes the word, and how |
+//! | state | writer of the word |
 //! |---|---|
 //! | `UNSHARED` | the holder of the arena of its stream, by plain stores; other threads publish the block first, with that arena held |
 //! | `BIASED` | the owner thread, by plain stores; other threads revoke the bias first, under the block's lock |
@@ -28,22 +28,22 @@ const GENERATION_SHIFT: u32 = 32;
 
 /// Consecutive uses by one thread after which the block is biased to it.
 const BIAS_THRESHOLD: u32 = 16;
-/// In place of a count: the bias was revoked once, and the block is not biased again.
+/// Replaces the count after a revocation: the block is not biased again.
 const REVOKED: u32 = u32::MAX;
 
 /// The outcome of an attempt without the lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attempt {
     Done,
-    /// Done; and [`StateWord::bias_to_current`] would make the next uses cheaper.
+    /// Done; [`StateWord::bias_to_current`] would make the next uses cheaper.
     DoneBiasable,
     /// The caller must take the lock.
     NeedsLock,
-    /// The claim does not name the live block.
+    /// The generation is not that of the live block.
     Stale,
 }
 
-/// Stamps of finished work on the own stream. 0 is before everything.
+/// Stamps of finished work on the own stream. 0 precedes all work.
 #[derive(Debug, Default)]
 pub(crate) struct OwnStamps {
     write: AtomicU64,
@@ -58,11 +58,11 @@ impl OwnStamps {
         self.read.store(0, Ordering::Relaxed);
     }
 
-    /// Notes a use that finished at `stamp`.
+    /// Raises the stamp to that of a finished use.
     #[inline]
     pub(crate) fn stamp(&self, writes: bool, stamp: u64) {
         let slot = if writes { &self.write } else { &self.read };
-        // A stamp moves only when an event is begun, so mostly nothing is stored.
+        // The stamp of a stream moves only when an event is begun, so usually nothing is stored.
         if slot.load(Ordering::Acquire) < stamp {
             slot.fetch_max(stamp, Ordering::AcqRel);
         }
@@ -79,7 +79,7 @@ impl OwnStamps {
     }
 }
 
-/// The state of a block, as its own stream sees it.
+/// The state word of a block, with its shared part.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct StateWord<S = ()> {
@@ -87,8 +87,8 @@ pub(crate) struct StateWord<S = ()> {
     shared_part: Lazy<SharedPart<S>>,
 }
 
-/// State of a shared block, and the `S` that its resource adds, on cache lines of their own: every use changes them. An
-/// unshared block has none of it, and touches none that an earlier block left.
+/// State of a shared block, and the `S` that its resource adds, on cache lines of their own because every use writes them.
+/// An unshared block never accesses them.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct SharedPart<S> {
@@ -113,13 +113,13 @@ fn stamp_use(word: u64, writes: bool, stamp: u64, stamps: &OwnStamps) {
 }
 
 impl<S: Default> StateWord<S> {
-    /// The state that the resource adds, if there is any.
+    /// Returns the state that the resource adds, if it is allocated.
     #[inline(always)]
     pub(crate) fn shared(&self) -> Option<&S> {
         self.shared_part.get().map(|shared_part| &shared_part.shared)
     }
 
-    /// The state that the resource adds, allocated if there is none.
+    /// Returns the state that the resource adds, and allocates it at the first call.
     #[inline(always)]
     pub(crate) fn shared_or_make(&self) -> &S {
         &self.shared_part.get_or_make().shared
@@ -144,8 +144,8 @@ impl<S: Default> StateWord<S> {
         self.word.store(u64::from(bits) << GENERATION_SHIFT | LIVE | UNSHARED, Ordering::Release);
     }
 
-    /// Whether the block is live and unshared, and so never used. The caller holds the arena of its stream, also for
-    /// what it does next.
+    /// Whether the block is live and unshared, and so never used. The caller holds the arena of its stream until it has
+    /// acted on the result.
     #[inline(always)]
     pub(crate) fn is_live_and_unshared(&self, bits: u32) -> bool {
         self.word.load(Ordering::Relaxed) == u64::from(bits) << GENERATION_SHIFT | LIVE | UNSHARED
@@ -157,13 +157,12 @@ impl<S: Default> StateWord<S> {
         self.word.load(Ordering::Acquire) & UNSHARED != 0
     }
 
-    /// Publishes the block: from now on every thread may change the word. The caller holds the arena of its stream.
+    /// Publishes the block: every thread may now change the word. The caller holds the arena of its stream.
     pub(crate) fn publish(&self) {
         self.forget_consecutive_uses();
         self.word.fetch_and(!UNSHARED, Ordering::AcqRel);
     }
 
-    /// Ends the block.
     #[inline(always)]
     pub(crate) fn end(&self) {
         self.word.store(0, Ordering::Release);
@@ -174,7 +173,7 @@ impl<S: Default> StateWord<S> {
         generation_bits(word) == bits && word & LIVE != 0
     }
 
-    /// Whether every thread must take the lock. Without the lock only a hint.
+    /// Whether every thread must take the lock; only a hint without the lock.
     #[inline]
     pub(crate) fn is_inflated(&self) -> bool {
         self.word.load(Ordering::Acquire) & INFLATED != 0
@@ -187,7 +186,7 @@ impl<S: Default> StateWord<S> {
         generation_bits(word) == bits && word & (LIVE | INFLATED) == LIVE | INFLATED
     }
 
-    /// Whether the block is biased. The owner always sees it.
+    /// Whether the block is biased; the owner thread never misses its bias.
     #[inline(always)]
     pub(crate) fn is_biased(&self) -> bool {
         self.word.load(Ordering::Relaxed) & BIASED != 0
@@ -205,7 +204,7 @@ impl<S: Default> StateWord<S> {
         let Some(_held) = self.enter_biased() else { return false };
         let word = self.word.load(Ordering::Relaxed);
         let (one, all) = if writes { (WRITE, WRITES) } else { (READ, READS) };
-        // A biased block is live and not inflated; only the claim may be stale.
+        // A biased block is live and not inflated; only the identity may be stale.
         let opened = generation_bits(word) == bits && word & all != all;
         if opened {
             self.word.store(word + one, Ordering::Release);
@@ -265,7 +264,7 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    /// Counts a use by this thread; true when the block could be biased to it.
+    /// Counts a use by this thread; returns true at the bias threshold.
     fn note_consecutive_use(&self) -> bool {
         let known = &self.shared_part.get_or_make().consecutive;
         let consecutive = known.load(Ordering::Relaxed);
@@ -325,7 +324,7 @@ impl<S: Default> StateWord<S> {
         }
     }
 
-    // From here on all methods need the block's lock.
+    // All methods below need the block's lock.
 
     /// Biases the block to this thread, if it is live and not inflated.
     pub(crate) fn bias_to_current(&self, bits: u32) {
@@ -361,15 +360,15 @@ impl<S: Default> StateWord<S> {
         self.word.fetch_and(!BIASED, Ordering::AcqRel);
     }
 
-    /// Makes every thread take the lock. False if it is not the live block.
+    /// Inflates the block: every thread must take the lock. Returns false if it is not the live block.
     pub(crate) fn inflate(&self, bits: u32) -> bool {
         self.change(|word| {
             (generation_bits(word) == bits && word & LIVE != 0).then_some(word | INFLATED)
         })
     }
 
-    /// Whether a use of the own stream was announced, or [`StateWord::announce`] was called. While the block is
-    /// inflated it changes only under the lock.
+    /// Whether a use of the own stream was announced, or [`StateWord::announce`] was called. Stable under the lock while the
+    /// block is inflated.
     pub(crate) fn is_announced(&self) -> bool {
         self.word.load(Ordering::Acquire) & ANNOUNCED != 0
     }
@@ -384,7 +383,7 @@ impl<S: Default> StateWord<S> {
         stamp_use(self.word.load(Ordering::Acquire), writes, stamp, stamps);
     }
 
-    /// Lets the own stream work without the lock again.
+    /// Deflates the block: its own stream works without the lock.
     #[inline]
     pub(crate) fn deflate(&self) {
         if self.word.load(Ordering::Acquire) & INFLATED == 0 {
@@ -399,7 +398,7 @@ impl<S: Default> StateWord<S> {
         self.change(|word| (word & all != all).then(|| (word & !INFLATED) + one))
     }
 
-    /// Retires the block. False if it is not live: another thread was first.
+    /// Retires the block. Returns false if another thread has retired it.
     pub(crate) fn retire(&self, bits: u32) -> bool {
         self.change(|word| {
             (generation_bits(word) == bits && word & LIVE != 0).then_some(word & !LIVE | INFLATED)
@@ -422,23 +421,23 @@ impl<S: Default> StateWord<S> {
         })
     }
 
-    /// Whether every thread must take the lock, and no use of this kind that was opened without it is open. An inflated
-    /// block is not biased.
+    /// Whether the block is inflated, and no use of this kind that was opened without the lock is open. An inflated block is
+    /// not biased.
     #[inline(always)]
     pub(crate) fn is_inflated_and_uncounted(&self, writes: bool) -> bool {
         let counted = if writes { WRITES } else { READS };
         self.word.load(Ordering::Acquire) & (INFLATED | counted) == INFLATED
     }
 
-    /// Whether a use of this block and kind that was opened without the lock is still open. [`StateWord::revoke_bias`]
-    /// comes first.
+    /// Whether a use of this block and kind that was opened without the lock is still open. Requires
+    /// [`StateWord::revoke_bias`].
     #[inline]
     pub(crate) fn has_counted(&self, bits: u32, writes: bool) -> bool {
         let word = self.word.load(Ordering::Acquire);
         generation_bits(word) == bits && word & if writes { WRITES } else { READS } != 0
     }
 
-    /// Whether a use that was opened without the lock is still open. [`StateWord::revoke_bias`] comes first.
+    /// Whether a use that was opened without the lock is still open. Requires [`StateWord::revoke_bias`].
     #[inline]
     pub(crate) fn has_open(&self) -> bool {
         self.word.load(Ordering::Acquire) & (READS | WRITES) != 0

@@ -2,10 +2,10 @@
 //!
 //! Invariants:
 //! - Changes are numbered. A finished write supersedes exactly the uses that were outstanding when it was prepared, and
-//!   so were waited for, and have not changed since.
+//!   have not changed since: it has waited for them.
 //! - Until the block's own stream has announced a use, it may work on the block without hooks. A prepare on another
-//!   stream then waits for the tail of the own stream, which counts as its write. So does its first announced use, be
-//!   it a read.
+//!   stream then waits for the tail of the own stream, which counts as its write. Its first announced use counts as a
+//!   write too, even if it is a read.
 
 use smallvec::SmallVec;
 use xlog_driver::Access;
@@ -15,7 +15,7 @@ use crate::device_runtime::resource::StreamId;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
 
-/// A use as the caller of the hooks names it.
+/// A use, identified by stream and access as in the hooks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedUse {
     pub(crate) stream: StreamId,
@@ -32,7 +32,7 @@ pub(crate) struct Outstanding {
     change: u64,
 }
 
-/// A list that mostly has one entry or none.
+/// A list that usually has at most one entry.
 type SmallList<T> = SmallVec<[T; 1]>;
 
 /// A list that holds two entries inline.
@@ -54,36 +54,36 @@ struct Open {
 }
 
 impl Open {
-    /// `Write` and `ReadWrite` close each other's uses: they order in one way.
+    /// `Write` and `ReadWrite` close each other's uses: both order as writes.
     #[inline]
     fn matches(&self, named: NamedUse) -> bool {
         self.id == named.stream && self.access.writes() == named.access.writes()
     }
 }
 
-/// What a closed use was ordered after: everything up to a change, and up to a stamp of the own stream.
+/// The work that a closed use was ordered after: all changes up to one, and the own stream up to a stamp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OrderedAfter {
     change: u64,
     own: u64,
 }
 
-/// The uses of a block, behind its lock. Between two blocks it is empty.
+/// The uses of a block, behind its lock. Empty when the block ends.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     writes: SmallList<Outstanding>,
     reads: SmallList<Outstanding>,
     open: SmallList<Open>,
-    /// Calls that keep the block. No finish closes them, so no other thread can take the memory from them.
+    /// Calls that need the live block. No finish ends them, so no other thread can free the memory under them.
     pins: u32,
     /// The number of changes so far.
     changes: u64,
-    /// Stamps of finished work of the own stream while the block is live and inflated: the holder of the lock changes
-    /// them without a locked instruction. Otherwise they are 0, which is before everything, and the metadata has them.
+    /// Stamps of finished work of the own stream while the block is live and inflated: the holder of the lock needs no
+    /// locked instruction. Otherwise they are 0, which precedes all work, and the metadata has the stamps.
     own_write: u64,
     own_read: u64,
-    /// Whether the own stream has announced a use, or another stream has finished one: from then on announcements
-    /// decide. False while the stamps are in the metadata; the state word has it then.
+    /// Whether the own stream has announced a use, or another stream has finished one: announcements then decide. While
+    /// the metadata has the stamps, this is false and the state word has the flag.
     announced: bool,
     /// Whether the block was returned while a use was open: the last use to close frees it.
     pub(crate) free_on_close: bool,
@@ -162,8 +162,8 @@ impl Uses {
         if writes { self.own_write.max(self.own_read) } else { self.own_write }
     }
 
-    /// Takes over the stamps of the own stream when the block is inflated. A use that is being closed without the lock
-    /// still counts as open, and stamps again when it gets the lock.
+    /// Moves the stamps of the own stream here when the block is inflated. A use that is being closed without the lock
+    /// still counts as open, and stamps again under the lock.
     pub(crate) fn load_stamps(&mut self, meta: &BlockMeta) {
         let (write, read) = meta.stamps.swap_out();
         self.own_write = write.max(self.own_write);
@@ -178,7 +178,7 @@ impl Uses {
             meta.state.announce();
         }
         for (writes, stamp) in [(true, &mut self.own_write), (false, &mut self.own_read)] {
-            // 0: the metadata has it.
+            // 0: the metadata has the stamp.
             if *stamp != 0 {
                 meta.stamps.stamp(writes, std::mem::take(stamp));
             }
@@ -197,17 +197,16 @@ impl Uses {
         !self.open.is_empty() || self.pins > 0
     }
 
-    /// Pins the block, which is inflated and stays so. A block with a pin is freed by the last one to close or unpin.
+    /// Pins the block, which is inflated and stays so. The last use or pin to end frees a returned block.
     pub(crate) fn pin(&mut self) {
         self.pins += 1;
     }
 
-    /// Removes a pin.
     pub(crate) fn unpin(&mut self) {
         self.pins -= 1;
     }
 
-    /// Opens a use of `stream`, and adds the waits that it still needs to `needed`. Returns how many dependencies need none.
+    /// Opens a use of `stream`, and adds the waits that it still needs to `needed`. Returns the number of superfluous waits.
     #[inline(always)]
     pub(crate) fn open<'a>(
         &mut self,
@@ -250,21 +249,21 @@ impl Uses {
         implied
     }
 
-    /// Cancels a use whose waits could not be queued. Of several alike it cancels the newest, so that those that stay claim
-    /// no more than they are ordered after; another thread may have closed the oldest for its own.
+    /// Cancels a use whose waits could not be queued. Of several equal uses it cancels the newest: another thread may have
+    /// closed the oldest for its own, and the remaining ones claim no more than they are ordered after.
     pub(crate) fn cancel(&mut self, named: NamedUse) {
         if let Some(at) = self.open.iter().rposition(|open| open.matches(named)) {
             self.open.remove(at);
         }
     }
 
-    /// The slot of the stream of an open use, if there is such a use.
+    /// Returns the slot of the stream of an open use, if there is such a use.
     #[inline]
     pub(crate) fn find_open(&self, named: NamedUse) -> Option<u32> {
         self.open.iter().find(|open| open.matches(named)).map(|open| open.slot)
     }
 
-    /// Closes the oldest such use; returns what it was ordered after.
+    /// Closes the oldest such use; returns the work that it was ordered after.
     #[inline(always)]
     pub(crate) fn close(&mut self, named: NamedUse) -> Option<OrderedAfter> {
         let at = self.open.iter().position(|open| open.matches(named))?;
@@ -310,7 +309,7 @@ impl Uses {
     }
 
     /// Notes the first use that covers all unannounced work of the own stream: a use of the own stream, or a prepared
-    /// one of another stream. A use that was not prepared waited for nothing.
+    /// use of another stream. An unprepared use has waited for nothing.
     #[cold]
     fn announce(&mut self, own: bool, stamp: u64, ordered_after: Option<OrderedAfter>) {
         self.announced = own || ordered_after.is_some();
@@ -363,7 +362,7 @@ impl Uses {
         }
     }
 
-    /// Adds work on the memory before the block: its first use follows it. The own stream announces every use.
+    /// Adds earlier work on the memory, which the first use must follow. The own stream announces every use.
     pub(crate) fn inherit(&mut self, slot: u32, stamp: u64) {
         self.announced = true;
         self.changes += 1;
@@ -378,7 +377,7 @@ impl Uses {
         self.writes.iter().chain(self.reads.iter())
     }
 
-    /// Whether work queued on `stream` now comes after everything outstanding, without a wait.
+    /// Whether everything outstanding happens-before new work on `stream`.
     pub(crate) fn is_ordered_before(&self, streams: &StreamPool, stream: &RawStream) -> bool {
         self.outstanding().all(|entry| {
             entry.slot == stream.clock().slot()
@@ -387,7 +386,7 @@ impl Uses {
         })
     }
 
-    /// The memory becomes free once everything outstanding has completed: the streams of these uses note it.
+    /// Notes on the streams of outstanding uses that their completion makes memory free.
     pub(crate) fn note_free(&self, streams: &StreamPool) {
         for entry in self.outstanding() {
             if let Some(stream) = streams.at(entry.slot) {
@@ -396,12 +395,12 @@ impl Uses {
         }
     }
 
-    /// A copy of everything outstanding, to be polled without the lock.
+    /// Copies the outstanding uses, to be polled without the lock.
     pub(crate) fn copy_outstanding(&self) -> OutstandingList {
         self.outstanding().copied().collect()
     }
 
-    /// Removes everything outstanding; returns what a free must wait for.
+    /// Removes the outstanding uses; returns those that a free must wait for.
     pub(crate) fn take_outstanding(&mut self, streams: &StreamPool) -> OutstandingList {
         let pending = |entry: &&Outstanding| {
             streams.at(entry.slot).is_some_and(|of| !of.clock().is_complete(entry.stamp))

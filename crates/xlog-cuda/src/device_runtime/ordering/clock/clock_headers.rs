@@ -1,4 +1,4 @@
-//! Clock headers of all streams of a pool, by stream slot, close together.
+//! Clock headers of all streams of a pool, packed by stream slot.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::stream_clock::ClockHeader;
 use crate::device_runtime::ordering::block::slab::Slab;
 
-/// Headers that one load finds.
+/// The number of inline headers, which need no second load.
 const INLINE: usize = 64;
 
 /// The clock headers of all streams of one pool.
@@ -25,7 +25,7 @@ impl ClockHeaders {
         })
     }
 
-    /// A header that one load finds.
+    /// Returns an inline header.
     #[inline]
     pub(crate) fn inline(&self, slot: u32) -> Option<&ClockHeader> {
         self.inline.get(slot as usize)

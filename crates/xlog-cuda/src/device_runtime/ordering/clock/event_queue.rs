@@ -1,5 +1,4 @@
-//! A contiguous queue whose entries are filled in place: mostly the last one is read, and nothing is moved to get it
-//! there.
+//! A contiguous queue whose entries are filled in place. The last entry, which is read most, needs no copy.
 
 /// The minimum capacity.
 const MIN_SLOTS: usize = 8;
@@ -7,7 +6,7 @@ const MIN_SLOTS: usize = 8;
 /// Entries in the order of insertion.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    /// The entries are `first..end`. The other slots are as their last users left them.
+    /// The entries are `first..end`. Other slots hold old values.
     slots: Vec<T>,
     /// 0 while there is no entry.
     first: usize,
@@ -35,11 +34,11 @@ impl<T: Default> EventQueue<T> {
         &mut self.slots[at]
     }
 
-    /// Makes room at the end: by moving the entries to the front, or by growing.
+    /// Creates space at the end: by moving the entries to the front, or by growing.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self) {
-        // Only if at least as many slots are free as entries are moved: then each entry moves about once.
+        // Moves if at least as many slots are free as entries move, so each entry moves about once.
         if self.first != 0 && self.first >= self.len() {
             self.close_up();
         } else {

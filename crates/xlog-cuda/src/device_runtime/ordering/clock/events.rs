@@ -1,7 +1,7 @@
 //! Events of a clock: recorded ones by the stamp that they cover, and free ones.
 //!
-//! An entry keeps what its stream was ordered after when the event was begun: a stream that waits for the event joins
-//! that. Nothing here is concurrent; the clock holds its lock.
+//! An entry keeps the clock of its stream as of the event's beginning; a stream that waits for the event joins that clock.
+//! All of this is behind the lock of the clock.
 
 use super::event_queue::EventQueue;
 use super::vector_clock::{ENTRIES, Epoch, History, VectorClock};
@@ -11,13 +11,13 @@ use super::vector_clock::{ENTRIES, Epoch, History, VectorClock};
 #[repr(align(64))]
 pub(super) struct EventEntry<E> {
     pub(super) covers: u64,
-    /// The stamp covered by the event before it: earlier stamps do not need this one.
+    /// The stamp covered by the previous event: earlier stamps do not need this one.
     after: u64,
-    /// `None` until the driver has recorded it: until then it is not found.
+    /// `None` until the driver has recorded it; until then no search finds it.
     pub(super) event: Option<E>,
     /// The last epoch of its stream.
     pub(super) last_epoch: Epoch,
-    /// The others: the number of a state of [`History`], 0 for none.
+    /// The other epochs: the number of a state of [`History`], 0 for none.
     state: u64,
 }
 
@@ -28,14 +28,14 @@ impl<E> Default for EventEntry<E> {
 }
 
 impl<E> EventEntry<E> {
-    /// Whether stream `asker` has something to join.
+    /// Whether stream `asker` would join any epoch.
     #[inline(always)]
     fn adds_to(&self, asker: u32) -> bool {
         self.state != 0 || self.last_epoch.adds_to(asker)
     }
 }
 
-/// A clock that travels with an event: a state and the stream that was waited for last.
+/// Combines a state and the last epoch into the clock that a waiting stream joins.
 #[inline(never)]
 fn joined_clock_of<const N: usize>(
     vector: Option<&VectorClock<N>>,
@@ -58,13 +58,13 @@ pub(super) struct Events<E, const N: usize = ENTRIES> {
     ask_at: usize,
     /// Completed events, to be reused.
     pub(super) free_events: Vec<E>,
-    /// The stamps of other streams than the one of the last epoch; it may have that one too.
+    /// The epochs besides the last one; it may hold that stream too.
     pub(super) vector: History<N>,
     /// Completed events that a thread may still pass to the driver.
     pub(super) retired_events: Vec<E>,
     /// The number of pinned events.
     pub(super) pins: usize,
-    /// Whether the last poll found its event complete: then the next one polls a later event.
+    /// Whether the last poll found its event complete; the next poll then chooses a later event.
     keeps_up: bool,
 }
 
@@ -96,7 +96,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
         entry.state = self.vector.number();
     }
 
-    /// The clock that stream `asker` joins when it waits for this event; `None` if that adds nothing.
+    /// Returns the clock that stream `asker` joins when it waits for this event; `None` if that adds nothing.
     #[inline(always)]
     pub(super) fn joined_clock(&self, entry: &EventEntry<E>, asker: u32) -> Option<VectorClock<N>> {
         entry
@@ -112,7 +112,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
 
     #[inline(always)]
     pub(super) fn set(&mut self, covers: u64, event: E) {
-        // Mostly the last entry.
+        // Usually the last entry.
         match self.recorded.last_mut() {
             Some(last) if last.covers == covers => last.event = Some(event),
             _ => self.set_earlier(covers, event),
@@ -127,10 +127,10 @@ impl<E: Copy, const N: usize> Events<E, N> {
         }
     }
 
-    /// The earliest recorded event that covers `stamp`.
+    /// Returns the earliest recorded event that covers `stamp`.
     #[inline(always)]
     pub(super) fn find(&self, stamp: u64) -> Option<(E, &EventEntry<E>)> {
-        // Mostly the last entry.
+        // Usually the last entry.
         let last = self.recorded.last()?;
         match last.event {
             Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
@@ -149,7 +149,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
         entries.get(at..)?.iter().find_map(|entry| Some((entry.event?, entry)))
     }
 
-    /// The event to poll, if a poll is due: in the middle of the list, or near its end if the stream keeps up.
+    /// Returns the event to poll, if a poll is due: in the middle of the list, or near its end if the stream keeps up.
     #[inline(always)]
     pub(super) fn ask(&mut self) -> Option<(u64, E)> {
         if self.recorded.len() >= self.ask_at { self.ask_one() } else { None }
@@ -165,7 +165,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
         Some(ask)
     }
 
-    /// Takes the answer of a poll. While events are pending, polls become less frequent.
+    /// Processes the result of a poll. While events are pending, polls become less frequent.
     pub(super) fn asked(&mut self, completed: bool) {
         self.keeps_up = completed;
         self.ask_at = if completed { ASK_AT } else { self.ask_at.saturating_mul(2) };

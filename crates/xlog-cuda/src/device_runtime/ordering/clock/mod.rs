@@ -1,7 +1,7 @@
-//! The clock of a stream: stamps of its work, the events that cover them, and what it is ordered after.
+//! The clock of a stream: stamps of its work, the events that cover them, and the stamps that it is ordered after.
 //!
 //! Invariants:
-//! - An event covers every stamp up to the one before it was begun: the work of those stamps was queued before.
+//! - An event covers every stamp before the one at which it was begun: the work of those stamps was queued earlier.
 //! - A stream claims to be ordered after another one only once the driver has queued the wait.
 //! - A forgotten entry of a vector clock adds a wait and never omits one.
 //! - An event is recycled only when it has completed and no thread may still pass it to the driver.
@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `stream_clock`, `clock_headers` | stamps and waits; the part that every use reads |
 //! | `events`, `event_queue` | recorded events by the stamp that they cover |
-//! | `vector_clock` | how far the stream is ordered after others |
+//! | `vector_clock` | the stamps of other streams that the stream is ordered after |
 //!
 //! Nothing here calls the driver or knows of blocks. `stream_clock` takes its atomics and its lock from `primitive`, so
 //! that a model checker can replace them.

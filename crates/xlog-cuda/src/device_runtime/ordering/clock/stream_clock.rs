@@ -1,14 +1,14 @@
 //! The clock of a stream.
 //!
-//! A stamp moves when an event is begun, or when the driver is asked about the tail. Finished work gets the current
-//! stamp. An event covers every stamp up to the one before it was begun. The order of steps makes that true:
+//! The stamp advances when an event is begun, or before the driver is queried about the tail. Finished work gets the
+//! current stamp. An event covers every stamp before the one at which it was begun. Three rules ensure that:
 //!
 //! - a finish reads the stamp *after* its work was queued;
-//! - a record moves the stamp and reads what its stream is ordered after *before* it calls the driver;
+//! - a record advances the stamp and reads the clock of its stream *before* it calls the driver;
 //! - a wait is published in the clock *after* the driver has queued it.
 //!
-//! So the work of a covered stamp was queued before its event was begun, and no stream relies on a wait that is not
-//! queued yet. The driver orders the calls on one stream.
+//! The work of a covered stamp was therefore queued before its event was begun, and no stream relies on a wait that is
+//! not queued yet. The driver orders the calls on one stream.
 //!
 //! An event belongs to the clock that recorded it. The clock recycles it once it has completed and is not pinned.
 
@@ -25,7 +25,7 @@ pub(crate) struct Recorded<E> {
     pub(crate) event: E,
 }
 
-/// An event that is about to be recorded. No other thread finds it before the clock learns that it was.
+/// An event that is about to be recorded. Other threads find it only after [`StreamClock::recorded`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "it is recorded or failed"]
 pub(crate) struct Begun<E> {
@@ -38,23 +38,24 @@ pub(crate) struct Begun<E> {
 #[derive(Debug)]
 pub(crate) struct Cover<E> {
     pub(crate) covers: u64,
-    /// The event. If it is about to be recorded: one to reuse, if there is one.
+    /// The event, or an event to reuse if none is recorded.
     pub(crate) event: Option<E>,
-    /// Whether it was recorded, and is pinned. Otherwise the caller records it, as after [`StreamClock::begin`].
+    /// Whether the event is recorded and pinned. Otherwise the caller records it, as after [`StreamClock::begin`].
     pub(crate) recorded: bool,
 }
 
-/// The part of a clock that every use reads, on a cache line of its own: mostly each stream is used by another thread.
+/// The part of a clock that every use reads, on a cache line of its own, since threads mostly use different streams.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct ClockHeader {
-    /// Changed under the lock of the clock only.
+    /// Written only under the lock of the clock.
     stamp: AtomicU64,
     /// The id under which the stream is leased, plus one; 0 while it is not leased.
     leased: AtomicU64,
-    /// 1 once the raw handle has escaped, also for later leases: others may capture the stream. 2 more for every open capture of the runtime.
+    /// Bit 0: the raw handle has escaped, also for later leases, so other code may capture the stream. Each open capture of the
+    /// runtime adds 2.
     escaped: AtomicU64,
-    /// Driver calls that concern the stream and must not meet the beginning of a capture.
+    /// Driver calls on the stream that must not overlap the beginning of a capture.
     calls: AtomicU64,
 }
 
@@ -70,7 +71,7 @@ impl Default for ClockHeader {
 }
 
 impl ClockHeader {
-    /// The stamp of work that is queued and finishes now.
+    /// Returns the current stamp, which finished work gets.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.stamp.load(Ordering::Acquire)
@@ -95,12 +96,12 @@ impl ClockHeader {
         self.escaped.fetch_or(1, Ordering::Release);
     }
 
-    /// A capture of the runtime is about to begin. It begins once [`ClockHeader::has_calls`] is false.
+    /// Announces a capture of the runtime, which begins once [`ClockHeader::has_calls`] is false.
     pub(crate) fn begin_capture(&self) {
         self.escaped.fetch_add(2, Ordering::SeqCst);
     }
 
-    /// A capture of the runtime has ended.
+    /// Ends a capture of the runtime.
     pub(crate) fn end_capture(&self) {
         self.escaped.fetch_sub(2, Ordering::SeqCst);
     }
@@ -111,7 +112,8 @@ impl ClockHeader {
         self.escaped.load(Ordering::SeqCst) >= 2
     }
 
-    /// A driver call begins that a capture must not meet. Sequentially consistent, so that the call sees the capture or the capture sees the call.
+    /// Begins a driver call that a capture must not overlap. Sequentially consistent: the call sees the capture, or the
+    /// capture sees the call.
     #[inline(always)]
     pub(crate) fn enter_call(&self) {
         self.calls.fetch_add(1, Ordering::SeqCst);
@@ -139,10 +141,10 @@ impl ClockHeader {
 pub(crate) struct StreamClock<E, C, const N: usize = ENTRIES> {
     header: C,
     slot: u32,
-    /// Every stamp up to this one is known to be complete.
+    /// Every stamp up to this one is complete.
     completed: AtomicU64,
     /// The stream that this one waited on last, and the stamp: an [`Epoch`]. Plain stores raise it; it changes to
-    /// another stream under the lock. Concurrent changes may lose one, which costs another wait but no order.
+    /// another stream under the lock. A lost update costs a redundant wait, never order.
     last_epoch: AtomicU64,
     inner: Lock<Events<E, N>>,
 }
@@ -163,7 +165,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         &self.header
     }
 
-    /// The stamp of work that is queued and finishes now.
+    /// Returns the current stamp, which finished work gets.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.header.now()
@@ -195,7 +197,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.completed.load(Ordering::Acquire) >= stamp
     }
 
-    /// The stamp up to which everything is known to have completed.
+    /// Returns the stamp up to which all work is known to have completed.
     pub(crate) fn completed(&self) -> u64 {
         self.completed.load(Ordering::Acquire)
     }
@@ -211,7 +213,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.inner.is_local()
     }
 
-    /// Moves the stamp, before the driver is asked whether everything up to the returned one has completed.
+    /// Advances the stamp before the driver is queried about the tail. Returns the stamp that the query covers.
     pub(crate) fn step(&self) -> u64 {
         self.inner.with(|_| self.step_in())
     }
@@ -227,7 +229,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     #[inline(always)]
     fn begin_in(&self, inner: &mut Events<E, N>) -> Begun<E> {
         let covers = self.step_in();
-        // What the stream is ordered after now, not when the event is recorded.
+        // The clock as of now, not as of the recording.
         inner.keep(covers, self.last_epoch());
         let recycled = inner.free_events.pop();
         Begun {
@@ -249,7 +251,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         }
     }
 
-    /// Publishes a recorded event. Sometimes returns an event to poll, pinned: [`StreamClock::asked`] takes the answer.
+    /// Publishes a recorded event. May return an event to poll, pinned; the caller passes the result to [`StreamClock::asked`].
     #[inline(always)]
     pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
@@ -275,7 +277,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         });
     }
 
-    /// Takes the answer of a poll.
+    /// Processes the result of a poll, and unpins its event.
     pub(crate) fn asked(&self, completed: bool) {
         self.inner.with(|inner| inner.asked(completed));
         self.unpin();
@@ -284,11 +286,11 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     /// Whether there is a recorded event that is not known to be complete.
     pub(crate) fn has_recorded(&self) -> bool {
         let completed = self.completed();
-        // A stamp that is begun later may keep the entries of events that have completed.
+        // Entries of completed events may remain.
         self.inner.with(|inner| inner.recorded.last().is_some_and(|entry| entry.covers > completed))
     }
 
-    /// The earliest recorded event that covers `stamp`, pinned.
+    /// Returns the earliest recorded event that covers `stamp`, pinned.
     pub(crate) fn find(&self, stamp: u64) -> Option<Recorded<E>> {
         self.inner.with(|inner| {
             let (event, EventEntry { covers, .. }) = inner.find(stamp)?;
@@ -298,8 +300,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         })
     }
 
-    /// The earliest event that covers `stamp`, pinned; or else one that is about to be recorded. `joined_clock`
-    /// receives what stream `asker` is ordered after by waiting for it.
+    /// Returns the earliest event that covers `stamp`, pinned, or begins one. `joined_clock` receives the clock that stream
+    /// `asker` joins by waiting for it.
     #[inline(always)]
     pub(crate) fn find_or_begin(
         &self,
@@ -352,7 +354,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         });
     }
 
-    /// Notes that everything up to `stamp` has completed, and retires the events that covered it.
+    /// Notes that all work up to `stamp` has completed, and retires the events that covered it.
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
@@ -373,7 +375,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         if joined_clock.is_none()
             && let Some(now) = last_epoch.raised(slot, covers)
         {
-            // Mostly it is the stream that was waited on before: that needs no lock.
+            // Usually it is the stream that was waited on last: that needs no lock.
             return self.raise_last_epoch(last_epoch, now);
         }
         self.inner.with(|inner| {
@@ -404,7 +406,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         match Epoch::new(slot, covers) {
             Some(now) if last_epoch.is_of(slot) => self.raise_last_epoch(last_epoch, now),
             Some(now) => self.replace_last_epoch(inner, last_epoch, now),
-            // An epoch that does not fit is forgotten.
+            // The epoch does not fit and is forgotten.
             None => {}
         }
     }

@@ -1,17 +1,17 @@
-//! Clocks that remember few streams, against clocks that forget nothing.
+//! Compares bounded clocks with clocks that forget nothing.
 
 use std::collections::BTreeMap;
 
 use super::stream_clock::{Begun, ClockHeader, StreamClock};
 
-/// How far a stream is ordered after each other one, in full.
+/// The full vector clock of a stream.
 type Full = BTreeMap<usize, u64>;
 
-/// Streams with clocks of `N` entries, and all that is true of them.
+/// Streams with clocks of `N` entries, and with full clocks.
 struct Streams<const N: usize> {
     clocks: Vec<StreamClock<usize, Box<ClockHeader>, N>>,
     full: Vec<Full>,
-    /// The clock that each event brings to the stream that waits for it.
+    /// The full clock at each event.
     events: Vec<Full>,
     waits: Waits,
 }
@@ -20,7 +20,7 @@ struct Streams<const N: usize> {
 #[derive(Clone, Copy, Default)]
 struct Waits {
     inserted: u64,
-    /// Of these, what a clock that forgets nothing would have elided.
+    /// The waits that a full clock would have elided.
     added: u64,
     elided: u64,
 }
@@ -57,7 +57,7 @@ impl<const N: usize> Streams<N> {
         begun.covers
     }
 
-    /// Makes `stream` follow `stamp` of `other`, as a stream does.
+    /// Makes `stream` follow `stamp` of `other`, as a runtime stream does.
     fn follow(&mut self, stream: usize, other: usize, stamp: u64) {
         let is_ordered = self.full[stream].get(&other).is_some_and(|known| *known >= stamp);
         let (slot, clock) = (other as u32, &self.clocks[stream]);
@@ -85,7 +85,7 @@ impl<const N: usize> Streams<N> {
         assert!(self.clocks[stream].covers(slot, stamp), "the wait brought the entry back");
     }
 
-    /// Everything a clock claims is true.
+    /// Checks that every claim of a clock is true.
     fn check(&self) {
         for (stream, full) in self.full.iter().enumerate() {
             for other in (0..self.full.len()).filter(|other| *other != stream) {
@@ -140,7 +140,7 @@ fn a_forgotten_entry_adds_a_wait_and_never_omits_one() {
     assert!(one > two && two > sixteen && sixteen > 0, "{added:?} waits were added");
 }
 
-/// One block that goes around a ring: stream by stream follows the one before it.
+/// Passes one block around a ring: each stream follows the one before it.
 fn ring<const N: usize>(count: usize) -> Waits {
     let mut streams = Streams::<N>::new(count);
     let mut last: Option<(usize, u64)> = None;
@@ -150,7 +150,7 @@ fn ring<const N: usize>(count: usize) -> Waits {
             streams.follow(stream, before, stamp);
         }
         last = Some((stream, streams.work(stream)));
-        // What any stream of the ring has done comes before, and with few streams that is known.
+        // The work of every stream of the ring happened before, and with few streams that is known.
         for back in 1..count.min(turn) {
             let other = (turn - back) % count;
             let stamp = streams.clocks[other].now() - 1;

@@ -1,22 +1,22 @@
-//! How far a stream is ordered after others: a vector clock of bounded size.
+//! Vector clock of bounded size: the stamps of other streams that a stream is ordered after.
 //!
-//! The stream that was waited for last is one word, [`Epoch`], so that a block that alternates between two streams needs no list. Up to
-//! [`ENTRIES`] others are in a [`VectorClock`]. [`History`] keeps the clock as it was when the latest events were begun: that state
-//! travels with the event to each stream that waits for it.
+//! The stream that was waited for last is one word, [`Epoch`], so a block that alternates between two streams needs no list.
+//! Up to [`ENTRIES`] others are in a [`VectorClock`]. [`History`] keeps the states of the clock at which the latest events
+//! were begun; each stream that waits for an event joins its state.
 //!
-//! Invariant: an entry `(stream, stamp)` claims that all work of that stream up to the stamp happens before later work of this one. Happens-before
-//! never ends, so an entry stays true. A missing entry claims nothing: a use that needs that stream queues a wait. Therefore a forgotten
-//! entry adds a wait and never omits one, and it is sound to pass on a part of a clock, or an older state of it.
+//! Invariant: an entry `(stream, stamp)` claims that all work of that stream up to the stamp happens-before later work of
+//! this one. Such a claim stays true, and a missing entry claims nothing: a use that needs that stream queues a wait. A
+//! forgotten entry therefore adds a wait and never omits one, and a part or an older state of a clock is sound.
 //!
 //! Replacement:
-//! - A wait puts the stream that was waited for before it in front. A full clock drops the last entry, the least recently waited for.
-//! - A clock that arrives with an event raises entries that exist and fills free entries. It replaces none: the clock of a stream with
-//!   many partners does not push out the streams that this one waits for.
-//! - A dropped stream that is needed again comes back by the wait that its absence costs. From then on arriving clocks raise it.
+//! - A wait moves the previous last stream to the front. A full clock drops the last entry, the least recently waited for.
+//! - A joined clock raises existing entries and fills free ones, but replaces none: the clock of a stream with many
+//!   partners does not evict the streams that this one waits for.
+//! - A dropped stream returns with the next wait for it. From then on joined clocks raise it.
 //!
-//! So the cost of a wait and the memory of a clock do not depend on the number of streams, and up to 17 streams know all of each other.
+//! The cost of a wait and the memory of a clock do not depend on the number of streams; up to 17 streams know all of each other.
 
-/// A stream slot and a stamp in one word: everything of that stream up to the stamp happened before.
+/// A stream slot and a stamp in one word: all work of that stream up to the stamp happened before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Epoch(u64);
 
@@ -57,7 +57,7 @@ impl Epoch {
         self.0 & STAMP
     }
 
-    /// The epoch of that stream at another stamp; `None` if it is of another stream, or the stamp does not fit.
+    /// Returns the epoch of that stream at another stamp; `None` for another stream, or if the stamp does not fit.
     #[inline(always)]
     pub(crate) fn raised(self, slot: u32, stamp: u64) -> Option<Self> {
         (self.is_of(slot) && stamp <= STAMP).then(|| Self(u64::from(slot) << STAMP_BITS | stamp))
@@ -75,11 +75,11 @@ pub(crate) const ENTRIES: usize = 16;
 /// States of a clock that are kept for its events.
 const STATES: usize = 16;
 
-/// How far a stream is ordered after each of at most `N` others.
+/// The stamps of at most `N` other streams that a stream is ordered after.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub(crate) struct VectorClock<const N: usize = ENTRIES> {
-    /// The first `len` are in use, the most recently waited for in front.
+    /// The first `len` are in use, the most recently waited for first.
     entries: [Epoch; N],
     len: usize,
 }
@@ -96,7 +96,6 @@ impl<const N: usize> VectorClock<N> {
         self.len == 0
     }
 
-    /// The entries in use.
     #[inline(always)]
     pub(crate) fn entries(&self) -> &[Epoch] {
         self.entries.get(..self.len).unwrap_or_default()
@@ -107,25 +106,25 @@ impl<const N: usize> VectorClock<N> {
         self.entries().iter().position(|entry| entry.is_of(slot))
     }
 
-    /// The stamp of stream `slot` up to which everything is known to have come before.
+    /// Returns the stamp up to which work of stream `slot` is known to happen before; 0 if unknown.
     #[inline]
     pub(crate) fn stamp(&self, slot: u32) -> u64 {
         self.entries().iter().find(|entry| entry.is_of(slot)).map_or(0, |entry| entry.stamp())
     }
 
-    /// Joins the epochs of another clock: raises the entries of these streams, and adds them while there is room. True when that
-    /// changed an entry.
+    /// Joins the epochs of another clock: raises existing entries, and adds others while there is space. Returns whether an
+    /// entry changed.
     #[inline(always)]
     pub(crate) fn join(&mut self, epochs: impl Iterator<Item = Epoch>) -> bool {
         let (mut is_changed, mut guess) = (false, 0);
         for now in epochs {
-            // Streams that wait for each other mostly have their entries in the same order.
+            // Streams that wait for each other usually have their entries in the same order.
             let at = match self.entries().get(guess) {
                 Some(entry) if entry.is_of(now.slot()) => guess,
                 _ => self.position(now.slot()).unwrap_or(self.len),
             };
             guess = at + 1;
-            // There is no room: nothing is known of that stream.
+            // The clock is full: the epoch is dropped.
             let Some(entry) = self.entries.get_mut(at) else { continue };
             if at == self.len {
                 self.len += 1;
@@ -138,7 +137,7 @@ impl<const N: usize> VectorClock<N> {
         is_changed
     }
 
-    /// A copy with one more entry in front; a full clock leaves out its last one.
+    /// Returns a copy with one more entry in front; a full clock drops its last one.
     #[inline(always)]
     pub(crate) fn with_first(&self, first: Epoch) -> Self {
         let mut copy = Self { entries: [first; N], len: (self.len + 1).min(N) };
@@ -148,8 +147,8 @@ impl<const N: usize> VectorClock<N> {
         copy
     }
 
-    /// Puts the stream that was waited for last in front and removes `next`, which is waited for now; returns the removed stamp, 0 for
-    /// none. A full clock drops its last entry.
+    /// Inserts the stream that was waited for last in front and removes `next`, which is waited for now. Returns the removed
+    /// stamp, 0 for none. A full clock drops its last entry.
     pub(crate) fn exchange(&mut self, last: Epoch, next: u32) -> u64 {
         let at = self.position(next);
         let stamp = at.and_then(|at| self.entries.get(at)).map_or(0, |entry| entry.stamp());
@@ -170,14 +169,14 @@ impl<const N: usize> VectorClock<N> {
     }
 }
 
-/// The clock of a stream, and the states that it had when the latest events were begun.
+/// The clock of a stream, and its states at the beginning of the latest events.
 #[derive(Debug)]
 pub(crate) struct History<const N: usize = ENTRIES> {
     now: VectorClock<N>,
-    /// State `n` lies at `n - 1`, modulo [`STATES`]; the latest is `taken`.
+    /// State `n` is at index `n - 1`, modulo [`STATES`]; the latest is `taken`.
     states: Vec<VectorClock<N>>,
     taken: u64,
-    /// Whether `now` differs from the state that was taken last.
+    /// Whether `now` differs from the latest state.
     is_changed: bool,
 }
 
@@ -192,19 +191,19 @@ impl<const N: usize> History<N> {
         &self.now
     }
 
-    /// [`VectorClock::join`] of the clock as it is now.
+    /// [`VectorClock::join`] of the current clock.
     #[inline(always)]
     pub(crate) fn join(&mut self, epochs: impl Iterator<Item = Epoch>) {
         self.is_changed |= self.now.join(epochs);
     }
 
-    /// [`VectorClock::exchange`] of the clock as it is now.
+    /// [`VectorClock::exchange`] of the current clock.
     pub(crate) fn exchange(&mut self, last: Epoch, next: u32) -> u64 {
         self.is_changed = true;
         self.now.exchange(last, next)
     }
 
-    /// The number of the state as it is now; 0 for an empty clock.
+    /// Returns the number of the current state; 0 for an empty clock.
     #[inline(always)]
     pub(crate) fn number(&mut self) -> u64 {
         if self.now.is_empty() {
@@ -226,7 +225,7 @@ impl<const N: usize> History<N> {
         self.taken += 1;
     }
 
-    /// The state of this number; `None` for an empty clock and for a state that was overwritten.
+    /// Returns the state of this number; `None` for an empty clock and for an overwritten state.
     pub(crate) fn state(&self, number: u64) -> Option<&VectorClock<N>> {
         let is_kept = number != 0 && self.taken.wrapping_sub(number) < STATES as u64;
         self.states.get(number.wrapping_sub(1) as usize % STATES).filter(|_| is_kept)
@@ -248,12 +247,12 @@ mod tests {
         }
     }
 
-    /// What one clock claims, as a map.
+    /// Converts the claims of one clock to a map.
     fn map_of<const N: usize>(vector_clock: &VectorClock<N>) -> BTreeMap<u32, u64> {
         vector_clock.entries().iter().map(|entry| (entry.slot(), entry.stamp())).collect()
     }
 
-    /// Against a map that forgets nothing.
+    /// Compares with a map that forgets nothing.
     fn compare<const N: usize>(seed: u64, streams: u64) {
         let mut next = generator(seed);
         let (mut vector_clock, mut map) = (VectorClock::<N>::default(), BTreeMap::new());

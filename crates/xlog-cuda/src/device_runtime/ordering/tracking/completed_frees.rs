@@ -1,10 +1,10 @@
 //! Returned blocks whose memory is reused only after the host has seen all their work complete.
 //!
-//! Stream order is not enough for memory that is reached at host time: page-locked memory, which the next owner may write
-//! from the host at once, and memory under a checker, which learns of blocks when the host frees them. A free records
-//! events behind the block's work and waits for nothing; later requests and reaps poll them.
+//! Stream order does not suffice for memory that the host accesses: page-locked memory, which its next owner may write at
+//! once, and memory under a checker, which learns of blocks when the host frees them. A free records events behind the
+//! block's work and waits for nothing; later requests and reaps poll them.
 //!
-//! Calls that take blocks out exclude each other by a lock of the caller; frees come at any time.
+//! Callers serialize calls that remove blocks; any thread may free at any time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -29,7 +29,7 @@ struct RetiredBlock {
 }
 
 impl CompletedFrees {
-    /// Adds a retired block on which no use is open. After an error the block is kept, and polling it tries again.
+    /// Adds a retired block on which no use is open. After an error the block is kept, and the next poll records again.
     pub(crate) fn push(
         &self,
         tracker: &Tracker,
@@ -46,8 +46,7 @@ impl CompletedFrees {
         self.retired.lock().len()
     }
 
-    /// Polls up to `count` blocks, and passes those whose work has completed to `release`, with no use outstanding. Never
-    /// waits.
+    /// Polls up to `count` blocks, and passes completed ones, without outstanding uses, to `release`. Never waits.
     pub(crate) fn release_completed(
         &self,
         tracker: &Tracker,
@@ -78,7 +77,7 @@ impl CompletedFrees {
         outcome
     }
 
-    /// The streams that the blocks were used on.
+    /// Returns the streams of all uses of these blocks.
     pub(crate) fn streams<'t>(&self, tracker: &'t Tracker) -> Vec<&'t RawStream> {
         let retired: Vec<_> = self.retired.lock().iter().map(|block| block.generation).collect();
         let mut slots = HashSet::new();
@@ -90,10 +89,9 @@ impl CompletedFrees {
     }
 }
 
-/// One round of polls.
 struct Poll<'t> {
     tracker: &'t Tracker,
-    /// The earliest stamp of a stream, by its slot, that was found pending: later ones are not polled.
+    /// The earliest stamp of each stream that was found pending, by slot: later stamps are not polled.
     pending: HashMap<u32, u64>,
 }
 
@@ -124,8 +122,7 @@ impl Poll<'_> {
     }
 }
 
-/// Records an event behind everything that used a block. Returns the stamp of its own stream that its event covers. No
-/// stream waits for another.
+/// Records events behind all work on a block, and makes no stream wait. Returns the covered stamp of its own stream.
 fn record_behind(tracker: &Tracker, meta: &BlockMeta) -> ResourceResult<u64> {
     for entry in meta.with_uses(|uses| uses.copy_outstanding()) {
         if let Some(stream) = tracker.streams.at(entry.slot) {
@@ -136,7 +133,7 @@ fn record_behind(tracker: &Tracker, meta: &BlockMeta) -> ResourceResult<u64> {
         }
     }
     let owner = tracker.owner_stream(meta)?;
-    // Before as well: if no event can be recorded, the memory becomes free all the same.
+    // First as well, so that the memory becomes free even if no event can be recorded.
     owner.stamp_free();
     let covers = owner.record(&tracker.counters)?;
     owner.note_free(covers);

@@ -10,7 +10,7 @@ use super::tracker::Tracker;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
 use crate::device_runtime::resource::{Generation, ResourceResult};
 
-/// Frees beyond this number are not deferred, but wait.
+/// The maximum of deferred frees; further frees queue waits.
 const MAX_DEFERRED: usize = 1024;
 
 /// The deferred and failed frees of one resource.
@@ -21,11 +21,11 @@ pub(crate) struct DeferredFrees {
     /// Returned blocks whose uses on other streams have not completed.
     deferred: Mutex<VecDeque<Generation>>,
     deferred_count: AtomicUsize,
-    /// Held while blocks are removed from `deferred` or `failed_frees` and freed, so that a reap misses none in flight.
+    /// Held while blocks are removed from `deferred` or `failed_frees` and freed, so that a reap misses no free in flight.
     reaper_lock: Mutex<()>,
 }
 
-/// Keeps the first failure of several steps.
+/// Keeps the first failure.
 fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
     if outcome.is_ok() {
         *outcome = this;
@@ -33,7 +33,6 @@ fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
 }
 
 impl DeferredFrees {
-    /// Keeps a failed free for a reap.
     pub(crate) fn keep_failed(&self, generation: Generation) {
         self.failed_frees.lock().push(generation);
     }
@@ -61,8 +60,7 @@ impl DeferredFrees {
         removed
     }
 
-    /// Removes the deferred blocks, the oldest first, and passes each to `body`, which may defer it again, until that
-    /// breaks.
+    /// Removes deferred blocks, oldest first, and passes each to `body` until that breaks. `body` may defer a block again.
     fn drain(&self, mut body: impl FnMut(Generation) -> ControlFlow<()>) {
         for _ in 0..self.deferred_count.load(Ordering::Acquire) {
             let mut deferred = self.deferred.lock();
@@ -75,8 +73,8 @@ impl DeferredFrees {
         }
     }
 
-    /// Frees completed deferred blocks from the front; stops after `pending` blocks that are still in use, which move to the back. Each block is
-    /// freed once, so only those in use cost extra.
+    /// Frees completed deferred blocks, oldest first; stops after `pending` blocks that are still in use, which move to the back.
+    /// Each block is freed once, so only blocks in use cost extra.
     pub(crate) fn free_completed(
         &self,
         pending: usize,
@@ -100,7 +98,7 @@ impl DeferredFrees {
         outcome
     }
 
-    /// Frees all deferred blocks by `free`, which queues the waits that this needs.
+    /// Frees all deferred blocks by `free`, which queues the necessary waits.
     pub(crate) fn free_all(
         &self,
         tracker: &Tracker,
@@ -116,7 +114,6 @@ impl DeferredFrees {
         outcome
     }
 
-    /// Retries the frees that failed.
     pub(crate) fn retry_failed(
         &self,
         tracker: &Tracker,
@@ -140,7 +137,6 @@ impl DeferredFrees {
         self.reaper_lock.try_lock()
     }
 
-    /// Bytes of the deferred blocks.
     pub(crate) fn bytes(&self, table: &BlockTable) -> u64 {
         let deferred = self.deferred.lock();
         let blocks = deferred.iter().filter_map(|&generation| table.at(generation));

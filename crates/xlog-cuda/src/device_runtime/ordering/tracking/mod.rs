@@ -1,9 +1,9 @@
-//! Use tracking of a resource: it opens and closes uses, makes streams wait, and keeps frees that cannot be done yet.
+//! Use tracking of a resource: opens and closes uses, makes streams wait, and defers frees.
 //!
 //! Invariants:
 //! - No lock of a block or a clock is held over a driver call.
-//! - A use is open before its stream waits, and outstanding before it is closed: at no time does a free miss it.
-//! - Memory is freed only when no use is open and the freeing stream is ordered after all outstanding ones.
+//! - A use is open before its stream waits, and outstanding before it is closed, so a free never misses it.
+//! - Memory is freed only when no use is open and the freeing stream is ordered after all outstanding uses.
 //!
 //! | file | content |
 //! |---|---|

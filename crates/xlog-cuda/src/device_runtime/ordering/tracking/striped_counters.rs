@@ -1,14 +1,13 @@
-//! Counters that threads do not meet on, and that still add up exactly.
+//! Counters without contention and with exact sums.
 //!
-//! Each thread counts in a part of its own, as far as there are enough. Reading visits all parts at once, so that a sum is one that
-//! was true at an instant; that costs a microsecond, counting costs next to nothing.
+//! Each thread counts in its own stripe while there are enough stripes. A sum is a consistent snapshot: it locks all stripes.
 
 use xlog_driver::sync::Sharded;
 
 const STRIPES: usize = 16;
 
-/// What a resource counts. Sums over all parts are true, those of one part need not be: a block may be allocated by one thread
-/// and freed by another, so parts wrap around.
+/// The counters of a resource. One stripe's counters wrap, since threads free blocks of other threads; only the sum is
+/// meaningful.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) recorded: u64,
@@ -21,7 +20,7 @@ pub(crate) struct Counts {
     pub(crate) outstanding: usize,
 }
 
-/// What the waits of one hook came to, to be counted by one visit.
+/// The waits of one hook, which are counted together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitCounts {
     pub(crate) recorded: u64,
@@ -48,7 +47,6 @@ impl Counts {
     }
 }
 
-/// The counters of one resource.
 #[derive(Debug)]
 pub(crate) struct StripedCounters(Sharded<Counts, STRIPES>);
 
@@ -59,13 +57,13 @@ impl Default for StripedCounters {
 }
 
 impl StripedCounters {
-    /// Counts in this thread's part.
+    /// Counts in this thread's stripe.
     #[inline]
     pub(crate) fn count(&self, change: impl FnOnce(&mut Counts)) {
         self.0.own().with(change);
     }
 
-    /// All that was counted, as it was at one instant.
+    /// Returns the sum of all stripes at one instant.
     pub(crate) fn sum(&self) -> Counts {
         self.0.with_all(|parts| {
             let mut sum = Counts::default();
@@ -109,7 +107,7 @@ mod tests {
         let (mine, mut counted) = (thread_index() as usize, 100);
         let all = std::sync::Barrier::new(2 * STRIPES);
         let beside = || {
-            // All are alive now, so they are spread over the parts.
+            // All are alive now, so they are spread over the stripes.
             all.wait();
             count(&counters, 100);
             thread_index() as usize % STRIPES == mine % STRIPES

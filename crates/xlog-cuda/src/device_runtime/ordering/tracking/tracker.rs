@@ -17,17 +17,15 @@ use crate::device_runtime::stream_pool::StreamPool;
 use crate::device_runtime::stream_table::StreamTable;
 use crate::stream::{Completion, RawStream};
 
-/// The blocks of one resource, and the streams they are used on.
+/// The block table, streams and counters of one resource.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     pub(crate) table: BlockTable,
-    /// The clock headers of `streams`.
     pub(crate) headers: Arc<ClockHeaders>,
     pub(crate) policy: EventPolicy,
-    /// Why the parts do not belong together, if they do not.
+    /// The mismatch between device, number and stream pool, if there is one.
     misfit: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
-    /// The table of `streams`.
     pub(in crate::device_runtime) stream_table: Arc<StreamTable>,
     pub(crate) counters: StripedCounters,
 }
@@ -64,7 +62,7 @@ impl Tracker {
         }
     }
 
-    /// The stream that is leased under an id.
+    /// Returns the stream that is leased under an id.
     #[inline]
     pub(crate) fn stream(&self, id: StreamId) -> ResourceResult<&RawStream> {
         self.check_parts()?;
@@ -74,7 +72,6 @@ impl Tracker {
         }
     }
 
-    /// The stream that owns a block.
     pub(crate) fn owner_stream(&self, meta: &BlockMeta) -> ResourceResult<&RawStream> {
         match self.streams.at(meta.owner()) {
             Some(raw) => Ok(raw),
@@ -82,13 +79,13 @@ impl Tracker {
         }
     }
 
-    /// The id that a block is begun under. If every use records an event, no use may take the fast path: then it is an
-    /// id that is never issued.
+    /// Returns the stream id for the metadata of a new block. If every use records an event, it is an id that is never
+    /// issued, so that no use takes the fast path.
     pub(crate) fn fast_path_id(&self, stream: StreamId) -> StreamId {
         if self.policy == EventPolicy::Exact { StreamId(u32::MAX) } else { stream }
     }
 
-    /// Retires a block; an error if it is not the live one.
+    /// Retires a block; an error if it is not live.
     #[inline]
     pub(crate) fn retire(
         &self,
@@ -115,7 +112,7 @@ impl Tracker {
         retired.ok_or(ResourceError::UseAfterFree { generation })
     }
 
-    /// Whether everything outstanding on a block is known to have completed, or no event could tell.
+    /// Whether each outstanding use of a block has completed, or has no event to poll.
     pub(crate) fn is_complete(&self, meta: &BlockMeta) -> bool {
         meta.with_uses(|uses| uses.copy_outstanding()).iter().all(|entry| {
             let stream = self.streams.at(entry.slot);
@@ -123,7 +120,7 @@ impl Tracker {
         })
     }
 
-    /// Makes `owner` wait for everything outstanding.
+    /// Makes `owner` wait for all outstanding uses.
     pub(crate) fn wait_on_all(
         &self,
         owner: &RawStream,
@@ -137,7 +134,6 @@ impl Tracker {
         Ok(())
     }
 
-    /// The counters, as a resource reports them.
     pub(crate) fn statistics(&self) -> ResourceStatistics {
         let counts = self.counters.sum();
         ResourceStatistics {
@@ -152,7 +148,7 @@ impl Tracker {
         }
     }
 
-    /// The clock header of the block's own stream, if `stream` is that one and may work without the lock.
+    /// Returns the clock header of the block's own stream, if `stream` is that one and may work without the lock.
     #[inline]
     pub(super) fn own_header(&self, meta: &BlockMeta, stream: StreamId) -> Option<&ClockHeader> {
         if meta.stream_id() == stream.0 { self.headers.get(meta.owner()) } else { None }
@@ -165,7 +161,6 @@ impl Tracker {
     }
 }
 
-/// The state of a returned block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Retired {
     /// Its own stream is ordered after all uses.

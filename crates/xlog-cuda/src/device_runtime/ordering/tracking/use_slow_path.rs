@@ -1,4 +1,4 @@
-//! Uses under the lock of their block: opened, closed, and the block inflated and deflated.
+//! Opens and closes uses under the lock of their block, which it inflates and deflates.
 //!
 //! Invariants: while a block is live and inflated, the stamps of its own stream are in its [`Uses`], otherwise in its
 //! metadata. While its uses hold anything else, it is inflated. Nothing here calls the driver.
@@ -12,31 +12,31 @@ use crate::stream::RawStream;
 /// The outcome of opening a use under the lock of its block.
 #[derive(Debug)]
 pub(crate) enum BeginUse {
-    /// The use is open; its stream must still wait for what it depends on. `implied` waits are superfluous by its clock.
+    /// The use is open; its stream must still wait for the needed stamps. Its clock made `implied` waits superfluous.
     Opened { implied: u64 },
-    /// The use is open without the lock, and depends on nothing.
+    /// The use is open without the lock, and has no dependencies.
     OpenedUnlocked,
-    /// The claim does not name the live block.
+    /// The generation is not that of the live block.
     Stale,
 }
 
 /// The outcome of closing a use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EndUse {
-    /// The use is closed; the block stays as it is.
+    /// The use is closed; nothing else changes.
     Live,
     /// The use was the last one of a returned block: the caller frees the block now.
     FreeNow,
-    /// The slot holds another block by now.
+    /// The slot now holds another block.
     Stale,
     /// No such use is open.
     Missing,
 }
 
-/// Makes every thread take the lock, which is held. False if it is not the live block.
+/// Inflates a block whose lock is held. Returns false if it is not the live block.
 #[inline(always)]
 pub(crate) fn inflate(meta: &BlockMeta, uses: &mut Uses, bits: u32) -> bool {
-    // Mostly it is inflated already.
+    // Usually it is inflated already.
     meta.state.is_live_and_inflated(bits) || inflate_cold(meta, uses, bits)
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn open<'a>(
     if !inflate(meta, uses, bits) {
         return BeginUse::Stale;
     }
-    // Only under this id would a use without the lock be found again. The slot too: ids are issued again after 2^32 leases.
+    // A use without the lock closes only under this id and on this slot: ids are issued again after 2^32 leases.
     let is_own = meta.stream_id() == opened.stream.0 && meta.owner() == raw.clock().slot();
     if is_own && uses.is_quiet() && deflate(meta, uses, opened.access) {
         return BeginUse::OpenedUnlocked;
@@ -82,12 +82,12 @@ pub(crate) fn close(
     slot: u32,
     stamp: u64,
 ) -> EndUse {
-    // Checked under the lock, so that a stale claim closes no use of another block.
+    // Checked under the lock, so that a stale identity closes no use of another block.
     if meta.generation() != generation {
         return EndUse::Stale;
     }
     let writes = finished.access.writes();
-    // Only under this id, and on this stream, are uses opened without the lock.
+    // Only under this id and on this stream are uses opened without the lock.
     if meta.stream_id() == finished.stream.0
         && slot == meta.owner()
         && !meta.state.is_inflated_and_uncounted(writes)
@@ -99,13 +99,13 @@ pub(crate) fn close(
     if ordered_after.is_none() {
         return EndUse::Missing;
     }
-    // The block stays inflated even if only its own stream is left: mostly the next use comes from another stream. If
-    // not, the next prepare deflates it.
+    // The block stays inflated even if only its own stream is left: usually the next use comes from another stream.
+    // Otherwise the next prepare deflates it.
     uses.finished(meta.owner(), slot, stamp, writes, ordered_after);
     free_if_last(meta, uses)
 }
 
-/// Closes a use of the own stream that was opened without the lock, which is held now; `None` if there is none.
+/// Closes a use of the own stream that was opened without the lock; the caller holds the lock. `None` if there is none.
 #[inline(never)]
 fn close_counted(
     meta: &BlockMeta,
@@ -117,10 +117,10 @@ fn close_counted(
     let bits = generation_bits(generation);
     meta.state.revoke_bias();
     if !meta.state.is_inflated() && meta.state.has_counted(bits, writes) {
-        // The block was biased to another thread, and nothing else was in the way. Once no use is counted, another
-        // thread may free the block without the lock and reuse its slot: so the count goes last.
+        // The block was biased to another thread, and is not inflated. Once no use is counted, another thread may free
+        // the block without the lock and reuse its slot, so the count goes last.
         meta.state.stamp_counted(writes, stamp, &meta.stamps);
-        // Another claim to this use may have closed it meanwhile.
+        // A concurrent call may have closed this use.
         return match meta.state.close_counted(bits, writes) {
             true => Some(EndUse::Live),
             false => Some(EndUse::Missing),
@@ -129,13 +129,13 @@ fn close_counted(
     if !meta.state.close_counted(bits, writes) {
         return None;
     }
-    // Uses opened without the lock are the oldest, and superseded nothing.
+    // Uses opened without the lock are the oldest, and supersede nothing.
     let owner = meta.owner();
     uses.finished(owner, owner, stamp, writes, None);
     Some(free_if_last(meta, uses))
 }
 
-/// Deflates the block if only its own stream is left, and says whether to free it.
+/// Deflates the block if only its own stream is left. Returns whether to free it.
 #[inline]
 pub(crate) fn deflate_if_quiet(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     if !uses.free_on_close && uses.is_quiet() {
@@ -145,7 +145,7 @@ pub(crate) fn deflate_if_quiet(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     free_if_last(meta, uses)
 }
 
-/// Says whether to free the block after a use was closed.
+/// Returns whether to free the block after a use was closed.
 #[inline(always)]
 fn free_if_last(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
     if uses.free_on_close { free_after_last(meta, uses) } else { EndUse::Live }

@@ -22,10 +22,10 @@ pub(crate) trait UseTracking {
     /// Frees a retired block on which no use is open.
     fn free(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()>;
 
-    /// Makes an unshared block shared; see [`StateWord`](crate::device_runtime::ordering::block::state_word::StateWord).
+    /// Publishes an unshared block; see [`StateWord`](crate::device_runtime::ordering::block::state_word::StateWord).
     fn publish_block(&self, _meta: &BlockMeta) {}
 
-    /// Opens a use: on the block's own stream without the lock, or else under it. Only the common case is inline.
+    /// Opens a use: on the block's own stream without the lock, otherwise under it. Only the common case is inline.
     #[inline]
     fn prepare(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
         let Some(meta) = self.tracker().table.lookup(block) else {
@@ -42,7 +42,7 @@ pub(crate) trait UseTracking {
     #[inline]
     fn open_own(&self, meta: &BlockMeta, block: BlockId, opened: NamedUse) -> bool {
         let NamedUse { stream, access } = opened;
-        // A released id names no stream, so the stream must be leased under it.
+        // The id must be leased: a released id names no stream.
         let Some(clock) = self.tracker().own_header(meta, stream) else { return false };
         if !clock.is_leased_as(stream.0) {
             return false;
@@ -61,7 +61,7 @@ pub(crate) trait UseTracking {
         match meta.state.open(bits, writes) {
             Attempt::Done => true,
             Attempt::DoneBiasable => {
-                // This thread keeps using the block: bias it, to avoid locked instructions.
+                // This thread uses the block repeatedly: the bias saves locked instructions.
                 meta.with_uses(|_| meta.state.bias_to_current(bits));
                 true
             }
@@ -69,7 +69,7 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// Opens a use under the lock, and makes its stream wait for what it depends on. No lock is held over a driver call.
+    /// Opens a use under the lock, and makes its stream wait for the dependencies. No lock is held over a driver call.
     #[inline(never)]
     fn prepare_locked(
         &self,
@@ -124,7 +124,7 @@ pub(crate) trait UseTracking {
         Err(error)
     }
 
-    /// Closes a use: on the block's own stream without the lock, or else under it. Only the common case is inline.
+    /// Closes a use: on the block's own stream without the lock, otherwise under it. Only the common case is inline.
     #[inline]
     fn finish(&self, block: BlockId, stream: StreamId, access: Access) -> ResourceResult<()> {
         let Some(meta) = self.tracker().table.lookup(block) else {
@@ -160,7 +160,7 @@ pub(crate) trait UseTracking {
     fn close_own(&self, meta: &BlockMeta, block: BlockId, finished: NamedUse) -> bool {
         let NamedUse { stream, access } = finished;
         let Some(clock) = self.tracker().own_header(meta, stream) else { return false };
-        // Under the lock it is known whose use this is if the stream was released, even if its id was issued again.
+        // The locked path finds the use of a released stream, even if its id was issued again.
         if !clock.is_leased_as(stream.0) {
             return false;
         }
@@ -173,8 +173,8 @@ pub(crate) trait UseTracking {
             && meta.state.close(bits, writes, stamp, &meta.stamps) == Attempt::Done
     }
 
-    /// Closes a use under the lock. On another stream than the block's own it records an event first, or takes the one
-    /// that an earlier use of the same launch recorded.
+    /// Closes a use under the lock. On another stream than the block's own it first records an event, or uses the event of
+    /// an earlier use of the same launch.
     #[inline(never)]
     fn finish_locked(
         &self,
@@ -190,7 +190,7 @@ pub(crate) trait UseTracking {
             clock.is_leased_as(finished.stream.0) || !is_open_elsewhere(meta, finished)
         });
         let (slot, stamp, failed) = match own {
-            // If the slot holds another block by now, the generation differs too.
+            // If the slot now holds another block, the generation differs too.
             Some(clock) => (meta.owner(), clock.now(), None),
             None => {
                 let raw = self.stream_of_open(meta, block, finished)?;
@@ -207,7 +207,7 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// The stream of an open use, also if it was released since.
+    /// Returns the stream of an open use, even if the stream was released since.
     #[inline(always)]
     fn stream_of_open(
         &self,
@@ -216,7 +216,7 @@ pub(crate) trait UseTracking {
         finished: NamedUse,
     ) -> ResourceResult<&RawStream> {
         let slot = meta.with_uses(|uses| {
-            // Checked under the lock, so that a stale claim finds no use of another block.
+            // Checked under the lock, so that a stale identity finds no use of another block.
             if meta.generation() != block.generation {
                 return Err(stale(block));
             }
@@ -228,7 +228,7 @@ pub(crate) trait UseTracking {
         }
     }
 
-    /// The stamp of work that is queued on `stream`, with an event recorded for it if the policy says so.
+    /// Stamps work that is queued on `stream`, and records an event if the policy requires one.
     #[inline(always)]
     fn stamp_finished(
         &self,
@@ -252,12 +252,12 @@ pub(crate) trait UseTracking {
                 *shared_event = Some(covers);
                 (covers, None)
             }
-            // Without an event the first stream that needs this work records the tail.
+            // Without an event the first stream that needs this work records one at the tail.
             Err(error) => (stream.clock().now(), Some(Box::new(error))),
         }
     }
 
-    /// Runs `work` while the block is pinned: if it is freed meanwhile, it is retired, and the unpin completes the free.
+    /// Runs `work` while the block is pinned. A concurrent free retires the block, and the unpin completes that free.
     fn run_pinned(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
         self.tracker().check_parts()?;
         let meta = self.tracker().table.find_by_id(block)?;
@@ -301,7 +301,7 @@ pub(crate) trait UseTracking {
     }
 }
 
-/// Unpins a block, also if the work panics.
+/// Unpins a block, even if the work panics.
 struct Unpin<'a, R: UseTracking + ?Sized> {
     resource: &'a R,
     meta: &'a BlockMeta,
@@ -328,7 +328,7 @@ fn is_open_elsewhere(meta: &BlockMeta, finished: NamedUse) -> bool {
     meta.with_uses(|uses| uses.find_open(finished)).is_some_and(|slot| slot != meta.owner())
 }
 
-/// The outcome of a use whose event may have failed. Boxed: the error is rare, and a box is one word.
+/// Converts the failure of a use's event. Boxed: the error is rare, and a box is one word.
 #[inline(always)]
 fn recorded(failed: Option<Box<DriverError>>) -> ResourceResult<()> {
     match failed {
@@ -349,7 +349,7 @@ fn stale(block: BlockId) -> ResourceError {
     ResourceError::UseAfterFree { generation: block.generation }
 }
 
-/// The hooks of a resource that implements [`UseTracking`], and what its tracker answers. It has the fields `device` and `tracker`.
+/// Implements the hooks of a resource by [`UseTracking`]. The resource has the fields `device` and `tracker`.
 macro_rules! tracked_hooks {
     () => {
         fn record_block_use(

@@ -1,7 +1,7 @@
-//! What a memory checker knows of a pool: a heap for each segment, a region for each block.
+//! Registers a pool with a memory checker: a heap for each segment, a region for each block.
 //!
-//! Invariant: a region lies inside a heap that the tool accepted, and ends before its memory does. That regions do not
-//! overlap is up to the caller. Blocks in a heap that the tool refuses have no regions.
+//! Invariant: a region lies inside a heap that the tool accepted, and ends before its memory does. The caller ensures
+//! that regions do not overlap. Blocks in a heap that the tool refuses have no regions.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,6 @@ use xlog_nvtx::{Domain, Heap, Tool};
 
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
-/// The heaps of one pool.
 #[derive(Debug)]
 pub(crate) struct Heaps {
     /// Size and handle of each heap, by address.
@@ -23,7 +22,7 @@ pub(crate) struct Heaps {
 }
 
 impl Heaps {
-    /// The heaps of the pool of this name, for the tool that is attached; `None` where there is none.
+    /// Creates the heaps of the pool of this name for the attached tool; `None` without a tool.
     pub(super) fn of_tool(name: String) -> ResourceResult<Option<Self>> {
         let tool = xlog_nvtx::tool().map_err(|error| ResourceError::Driver(error.to_string()))?;
         Ok(tool.map(|tool| Self::new(tool, name)))
@@ -40,7 +39,7 @@ impl Heaps {
         }
     }
 
-    /// Registers a driver allocation as a heap: from now on only its regions may be accessed.
+    /// Registers a driver allocation as a heap, of which only regions may be accessed.
     pub(crate) fn begin(&self, ptr: u64, bytes: u64) {
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         match self.domain.register_heap(ptr, size, &self.name) {
@@ -61,7 +60,7 @@ impl Heaps {
         }
     }
 
-    /// Registers a block; false if its heap is unknown to the tool.
+    /// Registers a block; false if its heap was refused.
     pub(super) fn begin_region(&self, ptr: u64, bytes: usize, name: &str) -> bool {
         let heaps = self.heaps.lock();
         match heaps.range(..=ptr).next_back() {
@@ -74,13 +73,12 @@ impl Heaps {
         }
     }
 
-    /// Unregisters a block.
     pub(super) fn end_region(&self, ptr: u64) {
         self.domain.unregister_region(ptr);
         self.regions.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The number of heaps, of regions, and of refused heaps.
+    /// Returns the numbers of heaps, regions and refused heaps.
     pub(super) fn counts(&self) -> (usize, usize, usize) {
         let heaps = self.heaps.lock().len();
         (heaps, self.regions.load(Ordering::Relaxed), self.refused.load(Ordering::Relaxed))

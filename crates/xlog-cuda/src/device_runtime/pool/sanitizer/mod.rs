@@ -2,9 +2,9 @@
 //! seen all work on it complete.
 //!
 //! The checker learns of blocks at host time, while their work runs later. A region that ended with the free would turn
-//! correct pending work into an error; one that began over memory still in use would hide a real error. So a returned
-//! block waits here, with its region, for an event after all its uses. Memory that reaches the arenas has no pending
-//! work. Without a tool the same rules hold.
+//! correct pending work into an error; one that began over memory still in use would hide a real error. A freed block
+//! therefore keeps its region until an event after all its uses completes. Memory that reaches the arenas has no pending
+//! work. These rules also hold without a tool.
 
 #[cfg(feature = "nvtx")]
 mod heaps;
@@ -28,7 +28,7 @@ use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters
 use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 
-/// Waiting blocks that a request checks for completion.
+/// Waiting blocks that a request polls.
 pub(super) const WAITING_PER_REQUEST: usize = 64;
 
 /// A block that was handed out.
@@ -68,7 +68,7 @@ pub struct SanitizerSnapshot {
 }
 
 impl Sanitizer {
-    /// The state for a configuration; `None` if it is off, or automatic without a tool.
+    /// Creates the state for a configuration; `None` if it is off, or automatic without a tool.
     pub(super) fn of(
         device: &CudaDevice,
         config: &PoolConfig,
@@ -81,7 +81,7 @@ impl Sanitizer {
         let heaps = match config.sanitizer {
             PoolSanitizer::Off => return Ok(None),
             PoolSanitizer::Automatic if cannot || foreign => return Ok(None),
-            // As for every user of NVTX, a library that is none is ignored.
+            // As in NVTX itself, an invalid tool library is ignored.
             PoolSanitizer::Automatic => match heaps() {
                 Ok(Some(heaps)) => Some(heaps),
                 Ok(None) | Err(_) => return Ok(None),
@@ -106,7 +106,7 @@ impl Sanitizer {
         }))
     }
 
-    /// Begins a block of `requested` bytes on memory of `bytes`.
+    /// Registers a block of `requested` bytes on memory of `bytes`.
     pub(super) fn begin_block(&self, ptr: u64, bytes: usize, requested: usize, tag: AllocTag) {
         let has_region = match &self.heaps {
             Some(heaps) => heaps.begin_region(ptr, requested, tag.0),
@@ -117,7 +117,7 @@ impl Sanitizer {
         self.blocks.lock().insert(ptr, CheckedBlock { slack, has_region });
     }
 
-    /// Ends the block at this address, on which no work is pending.
+    /// Unregisters the block at this address, on which no work is pending.
     pub(super) fn end_block(&self, ptr: u64) {
         let Some(blocks) = self.blocks.lock().remove(&ptr) else { return };
         if let Some(heaps) = &self.heaps
@@ -135,7 +135,7 @@ impl Sanitizer {
 }
 
 impl PoolResource {
-    /// Figures of the pool under a memory checker; `None` if it works for none.
+    /// Returns the figures of the memory checker; `None` without one.
     pub fn sanitizer(&self) -> Option<SanitizerSnapshot> {
         let sanitizer = self.sanitizer.as_ref()?;
         let counts = sanitizer.heaps.as_ref().map(|heaps| heaps.counts());

@@ -1,13 +1,12 @@
-//! What stands for the heaps of a pool in a build without the feature `nvtx`: there are none.
+//! Heaps in a build without the feature `nvtx`: no pool has any.
 
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
-/// No pool has heaps.
 #[derive(Debug)]
 pub(crate) enum Heaps {}
 
 impl Heaps {
-    /// Refuses: no checker can be told of a pool.
+    /// Refuses: this build cannot report to a checker.
     pub(super) fn of_tool(name: String) -> ResourceResult<Option<Self>> {
         Err(ResourceError::InvalidRequest {
             value: format!("sanitizer = on for {name} in a program built without NVTX"),

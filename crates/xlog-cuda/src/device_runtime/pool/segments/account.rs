@@ -1,9 +1,8 @@
-//! Account of the bytes that segments hold of the device, against their limit and a meter.
+//! Account of the bytes that segments take from the device, with a limit and a meter.
 //!
-//! Bytes are charged before they are taken and released after they went back, so the sum is never less than what is
-//! held. A charge in flight counts against the limit, also if the device then refuses it. The meter is asked without a
-//! lock: it may wait, or make others release memory. It learns of every charge: the ones before it was installed are
-//! announced when it is.
+//! Bytes are charged before they are taken and released after they are returned, so the sum is never less than the bytes
+//! held. A charge in flight counts against the limit, even if the device then refuses it. The meter is called without a
+//! lock: it may wait, or make other pools release memory. When it is installed, all existing charges are reported to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +15,7 @@ use super::super::super::resource::{
 use super::{out_of_memory, to_usize};
 
 pub(crate) struct Account {
-    /// Changed only with `meter` locked.
+    /// Written only with `meter` locked.
     reserved: AtomicU64,
     limit: AtomicU64,
     cap: CapSlot,
@@ -56,7 +55,7 @@ impl Account {
         })
     }
 
-    /// Releases `bytes` that went back to the device, or were not taken after all.
+    /// Releases `bytes` that were returned to the device, or were not taken.
     pub(super) fn release(&self, bytes: u64) {
         if bytes == 0 {
             return;
@@ -71,8 +70,8 @@ impl Account {
         }
     }
 
-    /// Corrects a charge of `charged` bytes to the `held` bytes that were given. Limit and meter are not asked for
-    /// more: the inner resource has announced these bytes.
+    /// Corrects a charge of `charged` bytes to the `held` bytes of the block. A larger block needs no further charge of the
+    /// meter or limit: the inner resource has announced its size.
     pub(super) fn adjust(&self, charged: u64, held: u64) {
         if held <= charged {
             return self.release(charged - held);
@@ -90,7 +89,6 @@ impl Account {
         self.limit.load(Ordering::Acquire).min(self.cap.in_granules(self.granule))
     }
 
-    /// Adds a cap.
     pub(super) fn cap(&self, cap: Arc<PhysicalCap>) {
         self.cap.add(&cap);
     }
@@ -99,7 +97,7 @@ impl Account {
         self.limit.store(bytes, Ordering::Release);
     }
 
-    /// Reports everything to `meter`, beginning with what is charged now. An account has one meter.
+    /// Installs `meter` and reports the bytes charged so far to it. An account has one meter.
     pub(super) fn announce_to(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         let mut slot = self.meter.lock();
         if slot.is_some() {

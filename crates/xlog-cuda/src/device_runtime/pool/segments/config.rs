@@ -8,7 +8,7 @@ const MIB: u64 = 1 << 20;
 /// Sizes of segments, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SegmentConfig {
-    /// Taken before the first request; 0 for nothing.
+    /// Validated only: the pool takes its initial memory itself.
     pub initial: u64,
     /// The maximum; `u64::MAX` for no limit.
     pub maximum: u64,

@@ -26,7 +26,7 @@ pub(crate) struct InnerSegments {
     inner: Box<dyn DeviceMemoryResource + Send + Sync>,
     config: SegmentConfig,
     account: Account,
-    /// The blocks, by the address of their span.
+    /// By the address of their span.
     blocks: Mutex<BTreeMap<u64, InnerBlock>>,
 }
 
@@ -46,7 +46,6 @@ impl InnerSegments {
         Ok(Self { inner, config, account, blocks: Mutex::new(BTreeMap::new()) })
     }
 
-    /// The inner resource.
     #[cfg(test)]
     pub(crate) fn inner(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
         &*self.inner
@@ -112,7 +111,7 @@ impl Segments for InnerSegments {
         })
     }
 
-    /// A block that the inner resource fails to free is gone as well: the inner resource keeps it, and a later reap
+    /// A block that the inner resource fails to free also counts as gone: the inner resource keeps it, and a later reap
     /// frees it.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
         let mut gone = Vec::new();
@@ -162,7 +161,7 @@ impl Segments for InnerSegments {
         self.inner.meter_physical(meter)
     }
 
-    /// Passed on to the inner resource, which takes the memory.
+    /// Forwards the cap to the inner resource, which takes the memory.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.inner.cap_physical(cap)
     }
@@ -179,8 +178,8 @@ impl fmt::Debug for InnerSegments {
     }
 }
 
-/// The span that the pool gets of a block: its whole units but the last; `None` if the address is not a multiple of a
-/// unit.
+/// Returns the span that the pool gets of a block: its whole units except the last. `None` if the address is not a
+/// multiple of a unit.
 fn handed_out(block: &DeviceBlock) -> Option<Span> {
     let units = block.bytes as u64 / UNIT;
     let bytes = units.checked_sub(1)? * UNIT;

@@ -4,13 +4,13 @@
 //! (blocks of another resource).
 //!
 //! Invariants:
-//! - The [`account`] charges bytes before they are taken from the device and releases them after they went back; it
+//! - The [`account`] charges bytes before they are taken from the device and releases them after they are returned; it
 //!   never exceeds the limit.
-//! - Two spans are adjacent only if a block may lie across them, so the pool may coalesce whatever is adjacent.
-//! - An error changes nothing that the pool can see, unless the result names the parts that are gone.
+//! - Two spans are adjacent only if a block may lie across them, so the pool may coalesce adjacent spans.
+//! - An error changes nothing that is visible to the pool, unless the result names the parts that are gone.
 //!
-//! Segments know nothing of blocks and streams: the pool promises that a span is idle. Memory that the pool has not
-//! released when it drops its segments stays allocated, since work may still run on it.
+//! Segments do not know blocks or streams: the pool promises that a span is idle. Memory that the pool has not released
+//! when it drops its segments stays allocated, since work may still run on it.
 
 mod account;
 mod config;
@@ -42,9 +42,7 @@ pub(crate) const UNIT: u64 = 256;
 /// A range of device memory. Address and size are multiples of [`UNIT`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Span {
-    /// The device address.
     pub ptr: u64,
-    /// The size.
     pub bytes: u64,
 }
 
@@ -54,7 +52,7 @@ impl Span {
         self.ptr.saturating_add(self.bytes)
     }
 
-    /// Whether it holds a request at its alignment.
+    /// Whether the span holds a request at its alignment.
     pub(crate) fn holds(self, size: u64, align: u64) -> bool {
         self.ptr
             .checked_next_multiple_of(align)
@@ -62,12 +60,12 @@ impl Span {
             .is_some_and(|bytes| bytes >= size)
     }
 
-    /// Whether all of `other` lies inside.
+    /// Whether all of `other` lies inside the span.
     pub(crate) fn contains(self, other: Self) -> bool {
         self.ptr <= other.ptr && other.end() <= self.end()
     }
 
-    /// The parts that are in none of `others`, which are sorted and do not overlap.
+    /// Returns the parts that are in none of `others`, which are sorted and do not overlap.
     pub(crate) fn without(self, others: &[Self]) -> impl Iterator<Item = Self> {
         let first = others.partition_point(|other| other.end() <= self.ptr);
         let mut others = others[first..].iter().take_while(move |other| other.ptr < self.end());
@@ -87,21 +85,20 @@ impl Span {
     }
 }
 
-/// A request for contiguous memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SpanRequest {
     pub(crate) bytes: u64,
     pub(crate) align: u64,
-    /// The maximum of free handles that are remapped for it.
+    /// The maximum of free handles that may be remapped for it.
     pub(crate) max_moved: usize,
 }
 
-/// Free memory that a request may be put together from. No block lies there.
+/// Free memory for a remap. No block lies there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeMemory<'a> {
-    /// No work is pending on it, so it may be moved. Sorted and coalesced.
+    /// Without pending work, so it may be remapped. Sorted and coalesced.
     pub(crate) idle: &'a [Span],
-    /// Work of the stream that asks may be pending on it, so it stays where it is.
+    /// With pending work of the requesting stream, so it stays mapped.
     pub(crate) staying: &'a [Span],
 }
 
@@ -113,22 +110,21 @@ impl<'a> FreeMemory<'a> {
     }
 }
 
-/// What a remap would take.
+/// The result of [`Segments::plan`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Remap {
     /// The parts of the free memory, by address.
     pub(crate) uses: Vec<Span>,
-    /// Bytes of the free memory that stay where they are.
+    /// Bytes of the free memory that stay mapped.
     pub(crate) stays: u64,
     /// Handles that are remapped or created.
     pub(crate) handles: usize,
-    /// Bytes of fresh memory.
     pub(crate) fresh: u64,
 }
 
 /// Takes memory from a device for one pool, and returns it.
 ///
-/// Any thread may make any call at any time. No lock is held while the meter is asked for memory. [`WatchedSegments`] forwards every
+/// Any thread may make any call at any time. No lock is held while the meter is charged. [`WatchedSegments`] forwards every
 /// method.
 pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// The resource that the memory comes from; `None` if it comes from the device.
@@ -136,30 +132,28 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Takes at least `bytes` of contiguous memory; more if the growth step says so and the limit allows it.
+    /// Takes at least `bytes` of contiguous memory; a whole growth step if the limit allows it.
     ///
     /// The meter is charged first. The error is [`ResourceError::OutOfMemory`] if the device or the limit has too
     /// little; a refusal of the meter is passed on. Neither changes anything.
     fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span>;
 
-    /// Returns every whole segment inside one of `idle` to the device, the highest first and at most `bytes` in all.
+    /// Returns whole segments inside one of `idle` to the device, the highest first and at most `bytes` in all.
     ///
     /// No work is pending on `idle`, and no block lies there. The first result lists the spans that are gone, by
     /// address. A segment that the driver refuses to take back is kept; the second result is the first such failure.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>);
 
-    /// What [`defragment`](Self::defragment) would do for a request. `None` if this kind cannot remap memory, or lacks
-    /// addresses.
+    /// Plans [`defragment`](Self::defragment) for a request. `None` if this kind cannot remap memory, or lacks addresses.
     fn plan(&self, _free: FreeMemory<'_>, _request: SpanRequest) -> Option<Remap> {
         None
     }
 
-    /// Builds a contiguous span for a request, from parts of the free memory that stay where they are, from whole idle
-    /// segments that are remapped beside them, and from fresh memory for the rest.
+    /// Builds a contiguous span for a request from parts of the free memory that stay mapped, from whole idle segments that
+    /// are remapped beside them, and from fresh memory.
     ///
-    /// The results are the new span, the parts of `free` that it took, and the failure. No span and no error means that
-    /// this kind cannot remap memory. After a failure all segments are where they were, except those that are reported
-    /// as taken.
+    /// Returns the new span, the parts of `free` that it took, and the failure. No span and no error means that this kind
+    /// cannot remap memory. A failure leaves all segments where they were, except those that are reported as taken.
     fn defragment(
         &self,
         _free: FreeMemory<'_>,
@@ -179,15 +173,14 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Whether a span may be used at once only on the stream that it was taken for, and on others in stream order.
+    /// Whether another stream may use a span only after the stream that it was taken for.
     fn is_stream_ordered(&self) -> bool {
         false
     }
 
-    /// The account of the bytes held of the device.
     fn account(&self) -> &Account;
 
-    /// Bytes held of the device, or about to be taken.
+    /// Bytes taken from the device, or charged and about to be taken.
     fn reserved(&self) -> u64 {
         self.account().reserved()
     }
@@ -195,7 +188,6 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// The number of segments that can be returned one by one.
     fn segment_count(&self) -> usize;
 
-    /// The name of this kind.
     fn kind(&self) -> &'static str;
 
     /// The unit in which memory is taken from the device.
@@ -211,12 +203,12 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         self.account().limit()
     }
 
-    /// Reports all memory that is taken and returned to `meter` from now on, beginning with what is held now.
+    /// Reports all memory that is taken and returned to `meter`, beginning with the memory held now.
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.account().announce_to(meter)
     }
 
-    /// Tells `watcher` of segments from now on, beginning with those held. Whether it can.
+    /// Notifies `watcher` of segments, beginning with those held. Returns whether this kind supports watchers.
     fn watch(&self, _watcher: &Weak<dyn SegmentWatcher>) -> bool {
         false
     }
@@ -228,12 +220,12 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     }
 }
 
-/// The next multiple of `unit`, if it does not overflow.
+/// Returns the next multiple of `unit`, if it does not overflow.
 fn round_up(bytes: u64, unit: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(unit.max(1))
 }
 
-/// Sizes of the device fit into those of the host.
+/// Converts a device size, which fits into a host size.
 fn to_usize(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
@@ -242,7 +234,7 @@ fn out_of_memory(requested: u64, detail: impl fmt::Display) -> ResourceError {
     ResourceError::OutOfMemory { requested: to_usize(requested), detail: detail.to_string() }
 }
 
-/// The smallest size that serves `bytes`, or an error if no device of `total` bytes can.
+/// Returns the smallest size that serves `bytes`, or an error if a device of `total` bytes cannot.
 fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     if bytes == 0 {
         return Err(ResourceError::zero_bytes());
@@ -251,7 +243,7 @@ fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     minimum.ok_or_else(|| out_of_memory(bytes, format!("the device has {total} bytes in all")))
 }
 
-/// Attempts the generous size, and the minimum if there is too little memory for that.
+/// Attempts the generous size, then the minimum if memory is short.
 fn generously<T, S: PartialEq>(
     generous: S,
     minimum: S,

@@ -1,8 +1,7 @@
 //! Plain segments: one raw driver allocation each, for devices without virtual memory and for memory checkers.
 //!
-//! An allocation is freed when all of it is idle. Its last unit is never handed out, so that two allocations which
-//! happen to be adjacent are not coalesced: no copy may lie across them. Nothing can be remapped. No lock is held over
-//! a driver call.
+//! An allocation is freed when all of it is idle. Its last unit is never handed out, so that two adjacent allocations are
+//! not coalesced: no copy may lie across them. Nothing can be remapped. No lock is held over a driver call.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +26,7 @@ pub(crate) struct PlainSegments {
     account: Account,
     /// Sizes of the allocations, by address.
     allocations: Mutex<BTreeMap<u64, u64>>,
-    /// The memory checker's view of the allocations.
+    /// Registers the allocations with a memory checker.
     heaps: Option<Arc<Heaps>>,
 }
 
@@ -39,7 +38,7 @@ impl PlainSegments {
         Ok(Self { device, config, account, allocations: Mutex::new(BTreeMap::new()), heaps: None })
     }
 
-    /// Reports every allocation to a memory checker. No memory has been taken yet.
+    /// Reports every allocation to a memory checker. Called before memory is taken.
     pub(crate) fn with_heaps(mut self, heaps: Option<Arc<Heaps>>) -> Self {
         self.heaps = heaps;
         self
@@ -108,8 +107,8 @@ impl Segments for PlainSegments {
                 heaps.end(ptr);
             }
             #[allow(unsafe_code)]
-            // SAFETY: the table had this allocation once; the pool promises that no block lies there and that the host
-            // has seen all work on it complete.
+            // SAFETY: the address came from the table of allocations; the pool promises that no block lies there and
+            // that the host has seen all work on it complete.
             let freed = unsafe { self.device.driver().free(ptr) };
             match freed {
                 Ok(()) => {
@@ -157,7 +156,7 @@ impl fmt::Debug for PlainSegments {
     }
 }
 
-/// The span that the pool gets of an allocation: all but the last unit.
+/// Returns the span that the pool gets of an allocation: all but the last unit.
 fn handed_out(ptr: u64, bytes: u64) -> Span {
     Span { ptr, bytes: bytes.saturating_sub(UNIT) }
 }

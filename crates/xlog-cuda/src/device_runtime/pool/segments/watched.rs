@@ -1,7 +1,7 @@
-//! Segments whose takes and returns are told to watchers, such as a log.
+//! Notifies watchers of segments taken and returned.
 //!
-//! Watchers are told after the driver's call and without a lock. A ticket is drawn before memory is returned, so that a watcher can put
-//! the return before whatever is taken at these addresses meanwhile.
+//! Watchers are called after the driver's call and without a lock. A ticket is drawn before memory is returned: a watcher
+//! can order the return before a later segment at the same addresses.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,12 +24,11 @@ pub(crate) struct WatchedSegments {
 
 #[derive(Default)]
 struct State {
-    /// Ends of the ranges that are held, by their first address.
+    /// The end of each held range, by its first address.
     held: BTreeMap<u64, u64>,
     watchers: Vec<Weak<dyn SegmentWatcher>>,
 }
 
-/// A watcher and its ticket.
 type Ticket = (Arc<dyn SegmentWatcher>, u64);
 
 impl State {
@@ -38,7 +37,7 @@ impl State {
         self.watchers.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Removes a range, which may be a part of a held one, or several.
+    /// Removes a range: a part of a held one, a whole one, or several.
     fn remove(&mut self, start: u64, end: u64) {
         while let Some((&first, &last)) =
             self.held.range(..end).next_back().filter(|(_, last)| **last > start)
@@ -55,12 +54,12 @@ impl State {
 }
 
 impl WatchedSegments {
-    /// Watches over `inner`, which holds no memory yet.
+    /// Wraps `inner`, which holds no memory yet.
     pub(crate) fn new(inner: Box<dyn Segments>) -> Self {
         Self { inner, state: Mutex::new(State::default()) }
     }
 
-    /// What the device gave for a span: some kinds do not hand out the last unit.
+    /// Returns the memory that the device gave for a span: some kinds do not hand out the last unit.
     fn range(&self, span: Span) -> SegmentRange {
         let bytes = round_up(span.bytes, self.inner.granularity()).unwrap_or(span.bytes);
         SegmentRange { ptr: span.ptr, bytes }
@@ -128,7 +127,7 @@ impl Segments for WatchedSegments {
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
         let tickets = self.tickets();
         let (span, taken, outcome) = self.inner.defragment(free, request, stream);
-        // Parts that stay where they are have neither gone nor come.
+        // Parts that stay mapped are neither taken nor returned.
         let stay: Vec<Span> = span.iter().copied().collect();
         let gone: Vec<Span> = taken.iter().flat_map(|part| part.without(&stay)).collect();
         self.returned(&gone, &tickets);

@@ -14,7 +14,7 @@ pub(super) const CLASSES: usize = 1664;
 /// Words of the bitmap: a power of two, so that a mask keeps every access in bounds.
 const WORDS: usize = 32;
 
-/// The class of a size in bytes. Classes grow with sizes.
+/// Returns the class of a size in bytes. Larger sizes never have a smaller class.
 #[inline(always)]
 pub(super) const fn class_of(bytes: u64) -> u32 {
     let units = bytes / UNIT;
@@ -35,31 +35,30 @@ pub(super) fn is_class_minimum(bytes: u64) -> bool {
     units & ((1 << shift_of(units)) - 1) == 0
 }
 
-/// Whether all ranges of the class have one size.
+/// Whether all ranges of the class have the same size.
 #[inline(always)]
 pub(super) fn exact(class: u32) -> bool {
     class < 2 * DIVISIONS
 }
 
-/// The link of an empty list, or of a node in no list. Links of classes come first, those of nodes follow.
+/// Returns the link of an empty list, or of a node in no list. Links of classes come first, those of nodes follow.
 #[inline(always)]
 pub(super) fn alone(spot: usize) -> Neighbors {
     Neighbors::new(spot, spot)
 }
 
-/// The index of the link of a node.
+/// Returns the index of the link of a node.
 #[inline(always)]
 pub(super) fn spot_of(id: Id) -> usize {
     id + CLASSES
 }
 
-/// The node of a link; `None` for the link of a class.
+/// Returns the node of a link; `None` for the link of a class.
 #[inline(always)]
 fn node_at(spot: usize) -> Option<Id> {
     spot.checked_sub(CLASSES)
 }
 
-/// The bitmap of nonempty classes.
 #[derive(Debug)]
 pub(super) struct Classes {
     sl_bitmap: [u64; WORDS],
@@ -73,24 +72,24 @@ impl Default for Classes {
     }
 }
 
-/// The newest node of a class.
+/// Returns the newest node of a class.
 #[inline(always)]
 pub(super) fn first(slots: &Slots<'_>, class: u32) -> Option<Id> {
     node_at(slots.link(class as usize).next())
 }
 
-/// The next node in the list of `id`.
+/// Returns the next node in the list of `id`.
 #[inline(always)]
 pub(super) fn next(slots: &Slots<'_>, id: Id) -> Option<Id> {
     node_at(slots.link(spot_of(id)).next())
 }
 
-/// The ranges of a class, newest first.
+/// Iterates over the ranges of a class, newest first.
 pub(super) fn newest(nodes: &Nodes, class: u32) -> impl Iterator<Item = (Id, &Node)> {
     listed(nodes, class, Neighbors::next)
 }
 
-/// The ranges of a class, oldest first.
+/// Iterates over the ranges of a class, oldest first.
 pub(super) fn oldest(nodes: &Nodes, class: u32) -> impl Iterator<Item = (Id, &Node)> {
     listed(nodes, class, Neighbors::prev)
 }
@@ -108,13 +107,13 @@ fn listed(
 }
 
 impl Classes {
-    /// The lowest nonempty class from `class` upward.
+    /// Returns the lowest nonempty class from `class` upward.
     #[inline(always)]
     pub(super) fn next_nonempty(&self, class: u32) -> Option<u32> {
         let word = class as usize / 64 % WORDS;
         let upward = !0 << (class % 64);
         let here = u32::from(self.sl_bitmap[word] & upward != 0);
-        // Branch-free: whether the bit lies in this word or in a later one cannot be predicted.
+        // Branch-free, because no processor predicts which word holds the bit.
         let words = self.fl_bitmap & (!1 << word) | here << word;
         if words == 0 {
             return None;
@@ -124,7 +123,7 @@ impl Classes {
         Some(found as u32 * 64 + bits.trailing_zeros())
     }
 
-    /// The highest nonempty class.
+    /// Returns the highest nonempty class.
     pub(super) fn last_nonempty(&self) -> Option<u32> {
         let word = self.fl_bitmap.checked_ilog2()?;
         Some(word * 64 + self.sl_bitmap[word as usize % WORDS].checked_ilog2()?)

@@ -5,14 +5,14 @@
 //! Invariants:
 //! - Every inserted address belongs to exactly one range, free or allocated. A range knows its physical neighbours.
 //! - Two free neighbours are always coalesced, except across the boundary of spans that were inserted without joining.
-//! - Small blocks are split off ranges up to the size of a [`CHUNK`] only. A chunk is a span without joining, until it is
-//!   joined again.
+//! - Small blocks are split only from ranges up to the size of a [`CHUNK`]. A chunk is a span that was inserted without
+//!   joining, until [`Tlsf::join_chunks`].
 //! - Sizes and addresses are multiples of [`UNIT`].
 //! - A range carries the stamp of the last work on it. A split copies the stamp to both parts; a merge keeps the later
 //!   one.
 //!
-//! It does not lock and does not interpret stamps: both are the caller's job. Allocating and freeing probe a bounded
-//! number of ranges and allocate no host memory, except when the vector of nodes grows.
+//! Neither locks nor interprets stamps: both are the caller's job. Freeing takes constant time. Allocating probes a bounded
+//! number of ranges, unless only the request's own class can hold it. Only growth of the node vectors allocates host memory.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,7 @@ use span_boundaries::SpanBoundaries;
 /// The unit of all sizes and addresses, in bytes.
 pub(crate) const UNIT: u64 = 256;
 
-/// The size of a chunk: a span of its own that small blocks share, so that one that stays breaks no larger range.
+/// The size of a chunk, which small blocks share: a live small block then splits no larger range.
 pub(crate) const CHUNK: u64 = 2 << 20;
 const CHUNK_CLASS: u32 = class_of(CHUNK);
 /// Blocks below this size are small.
@@ -41,9 +41,8 @@ pub(crate) const SMALL: u64 = 256 << 10;
 /// An allocated range, until its node is freed or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TlsfAllocation {
-    /// The node of the range. The number is reused after the range was freed.
+    /// The node of the range. The number is reused after the range is freed.
     pub(crate) node: u32,
-    /// The address.
     pub(crate) ptr: u64,
     /// The size: the requested bytes, rounded up to whole units.
     pub(crate) bytes: u64,
@@ -54,15 +53,13 @@ pub(crate) struct TlsfAllocation {
 /// A range that is inserted or removed, or a view of a free range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// The address.
     pub(crate) ptr: u64,
-    /// The size.
     pub(crate) bytes: u64,
     /// The stamp of the last work on the range; 0 if no work is pending on it.
     pub(crate) stamp: u64,
 }
 
-/// A request for at least `bytes` and at most `maximum`, if that is more.
+/// A request for at least `bytes`, and for up to `maximum` if that is more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoundedFit {
     pub(crate) bytes: u64,
@@ -94,13 +91,13 @@ impl Tlsf {
         self.allocate_up_to(request.bytes, u32::MAX)
     }
 
-    /// Allocates `bytes`, a positive number of whole units; small ones only from ranges up to the size of a chunk.
+    /// Allocates `bytes`, a positive number of whole units; small blocks only from ranges up to the size of a chunk.
     #[inline(always)]
     pub(crate) fn allocate_units(&mut self, bytes: u64) -> Option<TlsfAllocation> {
         self.allocate_up_to(bytes, if bytes < SMALL { CHUNK_CLASS } else { u32::MAX })
     }
 
-    /// Splits a chunk for small blocks off a larger range. It coalesces with no neighbour until [`Self::join_chunks`].
+    /// Splits a chunk for small blocks off a larger range. The chunk coalesces with no neighbour until [`Self::join_chunks`].
     pub(crate) fn split_chunk(&mut self) -> bool {
         let taken = self.allocate(CHUNK, CHUNK).or_else(|| self.allocate(CHUNK, UNIT));
         let Some(taken) = taken else { return false };
@@ -136,7 +133,7 @@ impl Tlsf {
 
     /// Allocates at least `bytes` from a range whose stamp is `usable`.
     ///
-    /// A range of at most `maximum` bytes is allocated whole, so that no splinter is left. Of a larger range it
+    /// A range of at most `maximum` bytes is allocated whole, so that no splinter is left. From a larger range it
     /// allocates `maximum`, or `bytes` if that is more. The search is bounded: `None` does not prove that no range
     /// fits.
     pub(crate) fn allocate_if(
@@ -206,7 +203,7 @@ impl Tlsf {
         bytes
     }
 
-    /// Prefetches what the next frees will read: the node `coming`, and the physical neighbours of the node `halfway`.
+    /// Prefetches data for the next frees: the node `coming`, and the physical neighbours of the node `halfway`.
     #[inline(always)]
     pub(crate) fn prefetch(&mut self, coming: u32, halfway: u32) {
         let Some((slots, _)) = self.nodes.slots() else { return };
@@ -218,7 +215,6 @@ impl Tlsf {
         }
     }
 
-    /// Bytes that are free.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_bytes
     }
@@ -228,29 +224,28 @@ impl Tlsf {
         self.classes.next_nonempty(class_of(bytes)).is_some()
     }
 
-    /// Bytes that are allocated.
     pub(crate) fn allocated_bytes(&self) -> u64 {
         self.bytes - self.free_bytes
     }
 
-    /// The number of free ranges. Walks all nodes.
+    /// Counts the free ranges. Walks all nodes.
     pub(crate) fn free_ranges(&self) -> usize {
         self.nodes.all(State::Free).count()
     }
 
-    /// The size of the largest free range. Walks the list of the highest nonempty class.
+    /// Returns the size of the largest free range. Walks the list of the highest nonempty class.
     pub(crate) fn largest_free(&self) -> u64 {
         let Some(class) = self.classes.last_nonempty() else { return 0 };
         let ranges = newest(&self.nodes, class);
         ranges.map(|(_, node)| node.bytes).max().unwrap_or(0)
     }
 
-    /// All free ranges, in no order. Walks all nodes.
+    /// Iterates over all free ranges, in no order. Walks all nodes.
     pub(crate) fn ranges(&self) -> impl Iterator<Item = Range> {
         self.nodes.all(State::Free).map(|(_, node)| node.range())
     }
 
-    /// Allocates `bytes` that begin `head` bytes into a free range; `None` if they do not fit.
+    /// Allocates `bytes` at offset `head` in a free range; `None` if they do not fit.
     fn split_block_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<TlsfAllocation> {
         let Node { phys, stamp, bytes: all, .. } = *self.nodes.at(id);
         let next = phys.next();
@@ -292,7 +287,7 @@ fn resize(slots: &mut Slots<'_>, classes: &mut Classes, id: Id, bytes: u64, stam
     }
 }
 
-/// Allocates the first `bytes` of a free range of class `from`. The caller has made sure that there is a vacant node.
+/// Allocates the first `bytes` of a free range of class `from`. The caller has ensured that a node is vacant.
 #[inline(always)]
 fn split_block(
     slots: &mut Slots<'_>,

@@ -4,7 +4,7 @@
 //! index in bounds and no access can fail. Two nodes or eight links share a cache line: allocating and freeing in
 //! random order is bound by the lines that it touches.
 //!
-//! Vacant nodes form a stack. Node 0 stands for "no node": writes to the missing neighbour of a range go there, and
+//! Vacant nodes form a stack. Node 0 stands for "no node": it absorbs writes to the missing neighbour of a range, and
 //! nothing reads it.
 
 use super::Range;
@@ -13,26 +13,23 @@ use super::classes::{CLASSES, alone};
 /// The number of a node; it fits into 32 bits.
 pub(super) type Id = usize;
 
-/// No node.
 pub(super) const NIL: Id = 0;
 /// The number of nodes that the first range allocates.
 const FIRST_NODES: usize = 16;
 const MAX_NODES: usize = 1 << 31;
 
-/// The state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     /// Unused; the node is on the stack of vacant nodes.
     Vacant,
     /// A free range, in the list of its class.
     Free,
-    /// An allocated range.
     Allocated,
     /// The empty range at the beginning or end of a span. Nothing coalesces with it.
     Boundary,
 }
 
-/// A previous and a next index of 32 bits each. Each is read by itself, as it was written.
+/// A previous and a next index of 32 bits each, which are written and read separately.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Neighbors {
     prev: u32,
@@ -128,7 +125,7 @@ impl Node {
     }
 }
 
-/// The nodes and links during one operation: at least one of each, and a power of two of them.
+/// The nodes and links during one operation. Each length is a power of two.
 #[derive(Debug)]
 pub(super) struct Slots<'a> {
     nodes: &'a mut [Node],
@@ -170,7 +167,6 @@ impl Slots<'_> {
     }
 }
 
-/// The nodes of one TLSF.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     nodes: Vec<Node>,
@@ -181,7 +177,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// The nodes and the top of the vacant stack; `None` if there are no nodes.
+    /// Returns the nodes and the top of the vacant stack; `None` if there are no nodes.
     #[inline(always)]
     pub(super) fn slots(&mut self) -> Option<(Slots<'_>, &mut Id)> {
         let is_empty = self.nodes.is_empty() || self.links.is_empty();
@@ -189,7 +185,7 @@ impl Nodes {
         (!is_empty).then_some((slots, &mut self.vacant))
     }
 
-    /// Reads a node. A number without a node reads as vacant.
+    /// Reads a node. A number without a node reads as a vacant node.
     #[inline]
     pub(super) fn at(&self, id: Id) -> &Node {
         self.nodes.get(id).unwrap_or(&Node::VACANT)
@@ -206,7 +202,7 @@ impl Nodes {
         id < self.nodes.len()
     }
 
-    /// The nodes, of which at least one is vacant; `None` if no node can be added.
+    /// Returns the nodes, of which at least one is vacant; `None` if no node can be added.
     #[inline(always)]
     pub(super) fn slots_with_vacant(&mut self) -> Option<(Slots<'_>, &mut Id)> {
         if self.vacant == NIL && !self.reserve(1) {
@@ -215,7 +211,7 @@ impl Nodes {
         self.slots()
     }
 
-    /// Ensures that `more` nodes can be put without an allocation. Probes at most that many vacant nodes.
+    /// Ensures that `more` nodes can be inserted without an allocation. Probes at most that many vacant nodes.
     #[cold]
     pub(super) fn reserve(&mut self, more: usize) -> bool {
         let vacant = std::iter::successors(Some(self.vacant), |id| Some(self.at(*id).phys.next()));
@@ -240,7 +236,7 @@ impl Nodes {
         true
     }
 
-    /// Puts a node between two neighbours. Returns [`NIL`] without a preceding [`reserve`](Self::reserve).
+    /// Inserts a node between two neighbours. Returns [`NIL`] without a preceding [`reserve`](Self::reserve).
     pub(super) fn put(&mut self, node: Node, prev: Id, next: Id) -> Id {
         let Some((mut slots, vacant)) = self.slots() else { return NIL };
         let id = *vacant;
@@ -262,7 +258,7 @@ impl Nodes {
         }
     }
 
-    /// All nodes in a state, with their numbers.
+    /// Iterates over all nodes in a state, with their numbers.
     pub(super) fn all(&self, state: State) -> impl Iterator<Item = (Id, &Node)> {
         (0..).zip(&self.nodes).filter(move |(_, node)| node.is(state))
     }

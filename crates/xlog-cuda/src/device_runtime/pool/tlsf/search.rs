@@ -1,8 +1,8 @@
-//! Fit policy: which free range serves a request.
+//! Fit policy: selects a free range for a request.
 //!
-//! 1. The smallest of the first [`FIT_CANDIDATES`] ranges of the request's own class that fit.
-//! 2. The smallest of the first few ranges of the next nonempty class, where every range fits.
-//! 3. Only without such a class: the whole list of the request's own class. So a request fails only if no range fits.
+//! Good fit: it examines the first [`FIT_CANDIDATES`] ranges of the request's class and takes the smallest that fits;
+//! otherwise the smallest of the first ranges of the next nonempty class, where every range fits. Without such a class it
+//! walks the whole list of the request's class, so a request fails only if no range fits.
 //!
 //! Lists are last in, first out. A search for a usable stamp starts at the oldest range, and probes at most
 //! [`MAX_PROBES`].
@@ -13,7 +13,7 @@ use super::{Tlsf, UNIT};
 
 /// Ranges probed in one class.
 const FIT_CANDIDATES: usize = 4;
-/// Ranges probed in all classes together, if not every range is usable.
+/// Ranges probed in all classes together, when stamps may be unusable.
 const MAX_PROBES: usize = 64;
 
 /// A request in whole units.
@@ -30,7 +30,7 @@ impl FitRequest {
         align.is_power_of_two().then_some(Self { bytes, align: align.max(UNIT) })
     }
 
-    /// The offset in a range at which the aligned request begins; `None` if it does not fit.
+    /// Returns the offset in a range at which the aligned request begins; `None` if it does not fit.
     #[inline]
     fn fits(&self, node: &Node) -> Option<u64> {
         let head = node.ptr().wrapping_neg() & (self.align - 1);
@@ -49,7 +49,7 @@ pub(super) fn find(slots: &Slots<'_>, classes: &Classes, bytes: u64) -> Option<(
     }
 }
 
-/// The smallest of the first few ranges of a class in which every range fits.
+/// Returns the smallest of the first ranges of a class in which every range fits.
 #[inline(always)]
 fn good_fit(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     let id = first(slots, class)?;
@@ -86,14 +86,14 @@ fn fit_within_class(
     }
 }
 
-/// The smallest range of at least `bytes` in a class.
+/// Returns the smallest range of at least `bytes` in a class.
 #[cold]
 #[inline(never)]
 fn best_fit_of_all(slots: &Slots<'_>, class: u32, bytes: u64) -> Option<(Id, u32)> {
     best_fit(slots, class, bytes, usize::MAX)
 }
 
-/// The smallest range of at least `bytes` among the first `candidates` of a class.
+/// Returns the smallest range of at least `bytes` among the first `candidates` of a class.
 #[inline(always)]
 fn best_fit(slots: &Slots<'_>, class: u32, bytes: u64, candidates: usize) -> Option<(Id, u32)> {
     let (mut best, mut size, mut at) = (None, u64::MAX, first(slots, class));
@@ -116,7 +116,7 @@ impl Tlsf {
     pub(super) fn find_aligned(&mut self, request: FitRequest) -> Option<(Id, u64)> {
         let near = self.find_if(request, &mut |_| true);
         near.or_else(|| {
-            // A range of this size fits at any address.
+            // A range of this size holds the request at any address.
             let (slots, _) = self.nodes.slots()?;
             let minimum = request.bytes.checked_add(request.align - UNIT)?;
             let (id, _) = find(&slots, &self.classes, minimum)?;
@@ -136,8 +136,8 @@ impl Tlsf {
         })
     }
 
-    /// Finds a range with a usable stamp: a few of each class upward, oldest first. When [`MAX_PROBES`] are used up, it
-    /// tries the highest class last.
+    /// Finds a range with a usable stamp: oldest first, the first ranges of each class upward. After [`MAX_PROBES`] it
+    /// tries only the highest class.
     pub(super) fn find_if(
         &self,
         request: FitRequest,

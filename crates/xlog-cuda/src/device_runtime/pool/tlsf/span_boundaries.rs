@@ -1,7 +1,7 @@
 //! Spans of a TLSF: memory that is inserted and removed.
 //!
 //! A span is a run of ranges between two boundary nodes. Two ordered maps find boundaries by address. Only inserting
-//! and removing memory touches them; allocating, freeing, splitting and coalescing never do.
+//! and removing memory accesses them; allocating, freeing, splitting and coalescing never do.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -29,14 +29,13 @@ impl SpanBoundaries {
 impl Tlsf {
     /// Inserts free memory. With `join` it coalesces with adjacent free memory.
     ///
-    /// Returns false and inserts nothing if the range is empty, is not made of whole units, or overlaps memory that the
-    /// TLSF has.
+    /// Returns false and inserts nothing if the range is empty, is not made of whole units, or overlaps existing memory.
     pub(crate) fn insert_span(&mut self, range: Range, join: bool) -> bool {
         let inserted = self.insert_allocated(range, join);
         inserted.is_some_and(|node| self.free(node, range.stamp) > 0)
     }
 
-    /// [`Self::insert_span`] for memory that is allocated at once; returns its node.
+    /// [`Self::insert_span`] for memory that becomes allocated; returns its node.
     pub(crate) fn insert_allocated(&mut self, range: Range, join: bool) -> Option<u32> {
         let Range { ptr, bytes, .. } = range;
         let end = ptr.checked_add(bytes)?;
@@ -73,8 +72,8 @@ impl Tlsf {
         Some(id as u32)
     }
 
-    /// Removes an allocated range, with the stamp that it was allocated with. Boundaries take its place. `None` if the
-    /// node is not allocated.
+    /// Removes an allocated range and returns it with the stamp that it was allocated with. `None` if the node is not
+    /// allocated.
     pub(crate) fn remove_allocated(&mut self, node: u32) -> Option<Range> {
         let node = node as Id;
         let taken = self.nodes.at(node);
@@ -90,8 +89,8 @@ impl Tlsf {
         Some(range)
     }
 
-    /// Removes what `leave` selects from the free ranges of at least `min` bytes: a part of the range that it is shown,
-    /// in whole units. The rest stays free and is shown again while it has `min` bytes.
+    /// Removes parts of free ranges of at least `min` bytes: `leave` gets a range and returns a part of it in whole units. The
+    /// rest stays free, and `leave` gets it again if it has `min` bytes.
     pub(crate) fn remove_if(
         &mut self,
         min: u64,
@@ -137,7 +136,7 @@ impl Tlsf {
         ids
     }
 
-    /// Removes a node that is in no list, and puts boundaries in its place.
+    /// Removes a node that is in no list, and inserts boundaries in its place.
     fn cut(&mut self, id: Id) {
         let phys = self.nodes.at(id).phys;
         let (prev, next) = (phys.prev(), phys.next());

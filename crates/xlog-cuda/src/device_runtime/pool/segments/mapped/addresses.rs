@@ -1,7 +1,7 @@
-//! Addresses of a pool: reservations, and their unmapped parts.
+//! Addresses of a pool: reservations, and the unmapped ranges in them.
 //!
-//! First fit by address: handles that are mapped one after the other are contiguous as long as nothing is returned. The
-//! last unit of each reservation is never used, so ranges of two reservations are never adjacent.
+//! First fit by address: handles that are mapped in sequence are contiguous until one is returned. The last unit of each
+//! reservation is never used, so ranges of two reservations are never adjacent.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::super::{Span, round_up, to_usize};
 
 /// The largest alignment of a block.
 const ALIGN: u64 = 2 << 20;
-/// Addresses are free of charge, and a second reservation means a gap between two spans.
+/// Reservations are large: addresses cost nothing, and a second reservation separates two spans.
 const MIN_RESERVATION: u64 = 1 << 40;
 const TIMES_THE_DEVICE: u64 = 8;
 
@@ -20,7 +20,7 @@ pub(super) struct Addresses {
     /// The size of the next reservation, halved whenever the driver refuses it.
     next: u64,
     reservations: Vec<Span>,
-    /// Sizes of the free ranges, by address. No two are adjacent.
+    /// Sizes of the unmapped ranges, by address. No two are adjacent.
     gaps: BTreeMap<u64, u64>,
 }
 
@@ -31,7 +31,7 @@ impl Addresses {
         Self { granularity, next, reservations: Vec::new(), gaps: BTreeMap::new() }
     }
 
-    /// Allocates a free range, and reserves more addresses if there is none. `bytes` is a multiple of the granularity.
+    /// Allocates an unmapped range; reserves more addresses if there is none. `bytes` is a multiple of the granularity.
     pub(super) fn allocate(&mut self, memory: &dyn VirtualMemory, bytes: u64) -> DriverResult<u64> {
         if let Some(start) = self.first_fit(bytes) {
             return Ok(start);
@@ -57,12 +57,12 @@ impl Addresses {
         true
     }
 
-    /// The unit of handles and of free ranges.
+    /// The unit of handles and of unmapped ranges.
     pub(super) fn granularity(&self) -> u64 {
         self.granularity
     }
 
-    /// The free ranges, by address.
+    /// Iterates over the unmapped ranges by address.
     pub(super) fn gaps(&self) -> impl Iterator<Item = Span> {
         self.gaps.iter().map(|(&ptr, &bytes)| Span { ptr, bytes })
     }

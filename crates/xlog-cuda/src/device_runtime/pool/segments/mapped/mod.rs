@@ -1,11 +1,11 @@
-//! Mapped segments: physical handles, mapped one after the other into a large reservation of addresses.
+//! Mapped segments: physical handles, mapped in sequence into a large reservation of addresses.
 //!
-//! A small request creates small handles, so that a block that stays pins little memory. A large one creates as few
-//! handles as possible, since the cost of a handle does not depend on its size. A handle is unmapped and returned whole.
-//! Idle handles can be remapped next to each other, so [`Segments::defragment`] fails only if the idle handles and the
-//! free memory of the device are together too little.
+//! A small request creates small handles, so that a live block pins little memory. A large one creates few handles, since
+//! the cost of a handle does not depend on its size. A handle is unmapped and returned whole. Idle handles can be remapped
+//! next to each other, so [`Segments::defragment`] fails only if the idle handles and the free memory of the device
+//! together are too little.
 //!
-//! One lock is held while mappings change. A failed undo is kept, and tried again at the next call.
+//! One lock is held while mappings change. A failed undo is kept and retried at the next call.
 
 mod addresses;
 mod plan;
@@ -29,16 +29,15 @@ use addresses::Addresses;
 use plan::{Need, Plan};
 use state::{PhysicalHandle, State};
 
-/// A pool has about this many small handles, so a large pool has larger ones.
+/// The approximate number of small handles of a pool: the handles of a large pool are larger.
 const SHARED_HANDLES: u64 = 512;
-/// A request of up to 1 GiB has at most about this many handles: they take about 2 ms. With 32, handles of a
-/// recorded training's blocks of 132 and 308 MiB are twice as large, and it holds 0.1 % more.
+/// The approximate maximum of handles for a request of up to 1 GiB: creating them takes about 2 ms.
 const MAX_HANDLES: u64 = 40;
-/// Fresh handles beside moved ones are at least about this many, so that they are small.
+/// The approximate minimum of fresh handles beside moved ones, which keeps them small.
 const MIN_FRESH_HANDLES: u64 = 12;
-/// A larger request has at most about this many.
+/// The approximate maximum for a larger request.
 const MAX_LARGE_HANDLES: u64 = 128;
-/// The smallest handle of a large request has about this part of it.
+/// The smallest handle of a large request is about 1/TAIL_PART of it.
 const TAIL_PART: u64 = 64;
 
 /// Virtual memory of one device, for one pool.
@@ -65,7 +64,7 @@ impl MappedSegments {
         })
     }
 
-    /// Bytes that a failure left behind: held of the device, and unknown to the pool.
+    /// Bytes that are held of the device but unknown to the pool, after a failure.
     #[cfg(test)]
     pub(super) fn hidden_bytes(&self) -> u64 {
         self.state.lock().hidden_bytes()
@@ -75,12 +74,12 @@ impl MappedSegments {
         virtual_memory(&self.device)
     }
 
-    /// The sizes of the handles for `minimum` bytes of a large request.
+    /// Returns the sizes of the handles for `minimum` bytes of a large request.
     fn exactly(&self, minimum: u64) -> Vec<u64> {
         self.handle_sizes(minimum, MAX_HANDLES).split(minimum)
     }
 
-    /// The sizes for `bytes` of a large request in at most about `count` handles.
+    /// Returns the sizes for `bytes` of a large request in about `count` handles or fewer.
     fn handle_sizes(&self, bytes: u64, count: u64) -> HandleSizes {
         let SegmentConfig { private_bytes, largest_handle, .. } = self.config;
         if private_bytes == 0 {
@@ -95,14 +94,14 @@ impl MappedSegments {
         }
     }
 
-    /// The size of a handle that small requests share.
+    /// Returns the size of a handle that small requests share.
     fn shared_handle(&self) -> u64 {
         let unit = self.config.handle_bytes;
         let times = (self.reserved() / SHARED_HANDLES / unit).next_power_of_two();
         unit.saturating_mul(times).min(self.config.largest_handle)
     }
 
-    /// The sizes of the fresh handles for each fill of a plan for `requested` bytes.
+    /// Returns the sizes of the fresh handles for each fill of a plan for `requested` bytes.
     fn fresh_sizes(&self, plan: &Plan, requested: u64) -> Vec<Vec<u64>> {
         let count = MAX_HANDLES.saturating_sub(plan.moved().count() as u64);
         let sizes = self.handle_sizes(plan.fresh(), count.max(MIN_FRESH_HANDLES));
@@ -115,7 +114,7 @@ impl MappedSegments {
         fills.collect()
     }
 
-    /// The sizes of the handles for one step of growth that serves `minimum` bytes.
+    /// Returns the sizes of the handles for one step of growth that serves `minimum` bytes.
     fn growth(&self, minimum: u64) -> Vec<u64> {
         let SegmentConfig { growth, handle_bytes, private_bytes, .. } = self.config;
         let mut handles = match minimum {
@@ -132,7 +131,7 @@ impl MappedSegments {
         handles
     }
 
-    /// The sizes of small handles that serve `minimum` bytes together.
+    /// Returns the sizes of small handles that together serve `minimum` bytes.
     fn small(&self, minimum: u64) -> Vec<u64> {
         let bytes = self.shared_handle().min(minimum);
         let mut handles = vec![bytes; to_usize(minimum / bytes)];
@@ -176,7 +175,7 @@ impl MappedSegments {
         self.account.release(freed);
     }
 
-    /// Returns what an earlier failure left behind. What fails again is kept for the next sweep.
+    /// Returns the memory that an earlier failure left behind. Repeated failures are kept for the next sweep.
     fn sweep(&self, memory: &dyn VirtualMemory) -> ResourceResult<()> {
         let (freed, outcome) = self.state.lock().sweep(memory);
         self.account.release(freed);
@@ -215,15 +214,15 @@ impl MappedSegments {
             }
         };
         for fill in &plan.fills {
-            // They were free when the plan was made, under the same lock.
+            // The addresses were unmapped when the plan was made, under this lock.
             state.addresses.allocate_at(fill.ptr, fill.bytes());
         }
         Ok(plan)
     }
 
-    /// Carries out a plan whose addresses are allocated, with these fresh handles for its fills.
+    /// Executes a plan whose addresses are allocated, with these fresh handles for its fills.
     ///
-    /// After a failure every moved handle is where it was, except those that are reported as gone.
+    /// A failure leaves every moved handle where it was, except those that are reported as gone.
     fn carry_out(
         &self,
         memory: &dyn VirtualMemory,
@@ -288,7 +287,7 @@ impl MappedSegments {
         (gone, Err(error.into()))
     }
 
-    /// The request in the units of a plan; an error if no device of this size can serve it.
+    /// Rounds the request to the units of a plan; an error if a device of this size cannot serve it.
     fn need(&self, request: SpanRequest) -> ResourceResult<Need> {
         let SpanRequest { bytes, align, max_moved } = request;
         let granularity = self.granularity;
@@ -366,7 +365,7 @@ impl Segments for MappedSegments {
             Ok(planned) => planned,
             Err(error) => return (None, Vec::new(), Err(name_request(error, bytes))),
         };
-        // Creation is most likely to fail, so it comes first, while nothing has moved.
+        // Creating handles is most likely to fail, so it precedes all moves.
         let mut fresh = Vec::with_capacity(plan.fills.len());
         for sizes in self.fresh_sizes(&plan, bytes) {
             match self.create(memory, &sizes, bytes) {
@@ -411,7 +410,7 @@ impl Segments for MappedSegments {
 impl Drop for MappedSegments {
     fn drop(&mut self) {
         let Ok(memory) = self.memory() else { return };
-        // Handles that the pool has not released stay mapped, with their reservation: work may still run there.
+        // Handles that the pool has not released stay mapped, with their reservation: work may still run on them.
         let _ = self.sweep(memory);
         self.state.lock().addresses.release(memory);
     }
@@ -436,8 +435,7 @@ struct HandleSizes {
 }
 
 impl HandleSizes {
-    /// Splits `bytes` into equal handles, and smaller ones for the rest. Later requests can be put together exactly from
-    /// such sizes.
+    /// Splits `bytes` into equal handles, and smaller ones for the rest. Such sizes serve later requests exactly.
     fn split(self, bytes: u64) -> Vec<u64> {
         let mut handles = vec![self.largest; to_usize(bytes / self.largest)];
         let (mut rest, mut size) = (bytes % self.largest, self.largest / 2);
@@ -458,7 +456,7 @@ fn virtual_memory(device: &CudaDevice) -> ResourceResult<&dyn VirtualMemory> {
     device.driver().virtual_memory().ok_or_else(|| unsupported.into())
 }
 
-/// An error about a handle names the size of the request that needed it.
+/// Names the size of the request in an error about one of its handles.
 fn name_request(error: ResourceError, requested: u64) -> ResourceError {
     match error {
         ResourceError::OutOfMemory { detail, .. } => out_of_memory(requested, detail),

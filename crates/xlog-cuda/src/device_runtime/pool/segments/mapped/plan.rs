@@ -1,8 +1,8 @@
-//! Where a request goes: the addresses at which the fewest bytes are missing.
+//! Plans a request: chooses the addresses at which the fewest bytes are missing.
 //!
-//! Free memory and unmapped addresses alternate. A window of the size of the request may lie over both. Free memory inside it
-//! stays where it is, also a part of a handle; the unmapped parts are filled with handles that are free elsewhere, and with
-//! fresh ones. So a free range is extended in place, and two of them are bridged, before anything is moved as a whole.
+//! Free memory and unmapped addresses alternate. A window of the size of the request may lie over both. Free memory inside
+//! it stays mapped, even a part of a handle; unmapped parts are filled with handles that are free elsewhere, then with
+//! fresh ones. A free range is therefore extended in place, or two are bridged, before a whole range is moved.
 //!
 //! ```text
 //!   live │ free       │ unmapped     │ free  │ live          │ unmapped ...
@@ -16,7 +16,7 @@ use std::cmp::Reverse;
 
 use super::super::Span;
 
-/// Windows that are planned to the end, those with the fewest missing bytes.
+/// Windows for which a full plan is made: those with the fewest missing bytes.
 const CANDIDATES: usize = 4;
 /// Handles that an exact choice may take beyond the fewest that suffice.
 const MORE_FOR_EXACT: usize = 4;
@@ -53,11 +53,11 @@ impl Fill {
     }
 }
 
-/// A window, and what it is made of.
+/// A window with the free memory and fills that it consists of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
     pub(super) span: Span,
-    /// Free memory that stays where it is.
+    /// Free memory that stays mapped.
     pub(super) stays: Vec<Span>,
     pub(super) fills: Vec<Fill>,
 }
@@ -71,7 +71,7 @@ impl Plan {
         self.fills.iter().flat_map(|fill| fill.moved.iter().copied())
     }
 
-    /// The parts of the free memory that it uses, by address.
+    /// Returns the parts of the free memory that the plan uses, by address.
     pub(super) fn uses(&self) -> Vec<Span> {
         let mut uses: Vec<Span> = self.stays.iter().copied().chain(self.moved()).collect();
         uses.sort_unstable();
@@ -80,8 +80,8 @@ impl Plan {
 }
 
 /// Plans a request over `pieces`, sorted by address, with the `handles` that are completely free. Of the windows with the
-/// fewest missing bytes it takes the one with the least fresh memory, then with the fewest handles. `None` if there are too
-/// few addresses in a row.
+/// fewest missing bytes it takes the one with the least fresh memory, then with the fewest handles. `None` without enough
+/// contiguous addresses.
 pub(super) fn plan(pieces: &[Piece], handles: &[Span], need: Need) -> Option<Plan> {
     let mut windows: Vec<Window<'_>> = pieces
         .chunk_by(|one, next| one.span.end() == next.span.ptr)
@@ -98,7 +98,7 @@ pub(super) fn plan(pieces: &[Piece], handles: &[Span], need: Need) -> Option<Pla
     plans.min_by_key(|plan| (plan.fresh(), plan.moved().count()))
 }
 
-/// Addresses for a request, inside a run of pieces without a block between them.
+/// Addresses for a request, inside a run of contiguous pieces.
 #[derive(Debug)]
 struct Window<'a> {
     run: &'a [Piece],
@@ -106,7 +106,7 @@ struct Window<'a> {
     missing: u64,
 }
 
-/// The windows that begin with a piece, or end with free memory.
+/// Returns the windows that begin with a piece, or end with free memory.
 fn windows_in(run: &[Piece], need: Need) -> Vec<Window<'_>> {
     let (Some(first), Some(last)) = (run.first(), run.last()) else { return Vec::new() };
     let (begin, end) = (first.span.ptr, last.span.end());
@@ -168,13 +168,12 @@ impl<'a> Window<'a> {
     }
 }
 
-/// The part of `span` inside `window`.
 fn part(span: Span, window: Span) -> Span {
     let ptr = span.ptr.max(window.ptr);
     Span { ptr, bytes: span.end().min(window.end()).saturating_sub(ptr) }
 }
 
-/// A completely free handle, and the number of free handles beside it, itself included.
+/// A completely free handle, and the length of its run of contiguous free handles.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct FreeHandle {
     bytes: u64,
@@ -182,7 +181,7 @@ struct FreeHandle {
     span: Span,
 }
 
-/// Free handles by size. Of equal ones those of the shortest run are last, so that long runs stay whole.
+/// Sorts free handles by size. Of equal ones those of the shortest run are last, so that long runs stay whole.
 fn by_size(handles: &[Span]) -> Vec<FreeHandle> {
     let runs = handles.chunk_by(|one, next| one.end() == next.ptr);
     let mut sorted: Vec<FreeHandle> = runs
@@ -199,7 +198,7 @@ fn by_size(handles: &[Span]) -> Vec<FreeHandle> {
     sorted
 }
 
-/// Unmapped addresses that need handles: `wanted` bytes, at most `room`, of at most `most` handles.
+/// Unmapped addresses that need `wanted` bytes, at most `room`, in at most `most` handles.
 #[derive(Clone, Copy, Debug)]
 struct FillRequest {
     wanted: u64,
@@ -207,8 +206,8 @@ struct FillRequest {
     most: usize,
 }
 
-/// Takes handles for a fill out of `handles`: exactly as many bytes if that needs few more handles, otherwise the
-/// fewest handles. If the allowed handles have too few bytes, it takes 5/8 as many, and leaves the rest to fresh ones.
+/// Removes handles for a fill from `handles`: exactly as many bytes if that needs few more handles, otherwise the fewest
+/// handles. If the allowed handles have too few bytes, it removes 5/8 of their number, and fresh memory supplies the rest.
 fn take_handles(handles: &mut Vec<FreeHandle>, fill: FillRequest) -> Vec<Span> {
     let FillRequest { wanted, room, most } = fill;
     let few = fewest(handles, wanted, room);
@@ -218,7 +217,7 @@ fn take_handles(handles: &mut Vec<FreeHandle>, fill: FillRequest) -> Vec<Span> {
     let mut chosen =
         if is_enough && exact.len() <= few.len() + MORE_FOR_EXACT { exact } else { few };
     if chosen.len() > most || sum(&chosen) < wanted {
-        // Fresh handles are needed as well. The largest free ones are first in both choices.
+        // Fresh handles are also needed. The largest free ones are first in both choices.
         chosen.truncate(most - most / 8 * 3);
     }
     chosen.sort_unstable();
@@ -230,7 +229,7 @@ fn take_handles(handles: &mut Vec<FreeHandle>, fill: FillRequest) -> Vec<Span> {
     spans
 }
 
-/// The largest handles, each of which fits into what is still missing.
+/// Returns the largest handles, each of which fits into the missing bytes.
 fn largest_that_fit(handles: &[FreeHandle], wanted: u64) -> Vec<usize> {
     let mut missing = wanted;
     let mut chosen = Vec::new();
@@ -245,7 +244,7 @@ fn largest_that_fit(handles: &[FreeHandle], wanted: u64) -> Vec<usize> {
     chosen
 }
 
-/// The fewest handles: the largest ones, and last the smallest that suffices within `room`.
+/// Returns the fewest handles: the largest ones, and last the smallest that suffices within `room`.
 fn fewest(handles: &[FreeHandle], wanted: u64, room: u64) -> Vec<usize> {
     let mut missing = wanted;
     let mut chosen: Vec<usize> = Vec::new();
@@ -255,7 +254,7 @@ fn fewest(handles: &[FreeHandle], wanted: u64, room: u64) -> Vec<usize> {
         if let Some(handle) = handles[..end].get(last)
             && wanted - missing + handle.bytes <= room
         {
-            // The end of the equal ones: the shortest run.
+            // The last of the equal ones belongs to the shortest run.
             let equal = handles[..end].partition_point(|other| other.bytes <= handle.bytes);
             chosen.push(equal - 1);
             break;

@@ -1,11 +1,11 @@
-//! State of the mappings, and the steps that change it.
+//! State of the mappings, and the operations that change it.
 //!
 //! Invariant: until it is destroyed, every handle is in exactly one of three sets:
 //! - `handles`: mapped, and known to the pool;
 //! - `stranded`: mapped at addresses unknown to the pool, because an undo could not unmap it;
 //! - `loose`: without an address, because it could not be destroyed.
 //!
-//! A sweep tries again to get rid of the last two.
+//! A sweep retries to unmap and destroy the last two.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ impl State {
         Self { addresses, handles: BTreeMap::new(), stranded: Vec::new(), loose: Vec::new() }
     }
 
-    /// The handles inside one of `idle`, by address.
+    /// Returns the handles inside one of `idle`, by address.
     pub(super) fn inside(&self, idle: &[Span]) -> Vec<Span> {
         // Most free ranges are smaller than any handle.
         let granularity = self.addresses.granularity();
@@ -60,19 +60,18 @@ impl State {
         plan(&self.pieces(free), &handles, need)
     }
 
-    /// Free memory and unmapped addresses, by address.
+    /// Lists free memory and unmapped addresses, by address.
     fn pieces(&self, free: FreeMemory<'_>) -> Vec<Piece> {
         let mapped = free.idle.iter().chain(free.staying);
         let mapped = mapped.map(|&span| Piece { span, is_mapped: true });
         let gaps = self.addresses.gaps().map(|span| Piece { span, is_mapped: false });
         let mut pieces: Vec<Piece> = mapped.chain(gaps).collect();
-        // A stable sort merges the runs.
+        // A stable sort merges the sorted runs.
         pieces.sort_by_key(|piece| piece.span.ptr);
         pieces
     }
 
-    /// Maps `handles` one after the other at free addresses, with access. An error returns the handles that were not
-    /// mapped.
+    /// Maps `handles` in sequence at free addresses, with access. An error returns the handles that were not mapped.
     pub(super) fn map_handles(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -85,8 +84,8 @@ impl State {
         }
     }
 
-    /// Maps `handles` one after the other at `ptr`, with access. The addresses are allocated. An error frees them and
-    /// returns the handles that were not mapped.
+    /// Maps `handles` in sequence at `ptr`, with access. The addresses are allocated. An error frees them and returns the
+    /// handles that were not mapped.
     pub(super) fn map_at(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -122,7 +121,7 @@ impl State {
         outcome.map(|()| Span { ptr, bytes }).map_err(|error| (unplaced, error))
     }
 
-    /// Takes back what [`Self::map_at`] mapped and the pool does not know yet; returns the handles.
+    /// Undoes [`Self::map_at`] before the pool knows the handles, and returns them.
     pub(super) fn unmap_at(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -141,9 +140,7 @@ impl State {
         unplaced
     }
 
-    /// Unmaps a handle. Its addresses stay allocated.
-    ///
-    /// The pool has promised that the host has seen all work on it complete.
+    /// Unmaps a handle on which the host has seen all work complete. Its addresses stay allocated.
     pub(super) fn unmap_handle(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -160,7 +157,7 @@ impl State {
         Ok(handle)
     }
 
-    /// Maps a handle at its old address again; false if the pool must not use that address any more.
+    /// Maps a handle again at its old address; false if the pool must not use that address any more.
     pub(super) fn remap(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -180,7 +177,7 @@ impl State {
         true
     }
 
-    /// Destroys unmapped handles; returns the number of freed bytes.
+    /// Destroys unmapped handles; returns the number of released bytes.
     pub(super) fn destroy(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -202,7 +199,7 @@ impl State {
         (freed, outcome)
     }
 
-    /// Returns what an earlier failure left behind; returns the number of freed bytes.
+    /// Unmaps and destroys what an earlier failure left behind; returns the number of released bytes.
     pub(super) fn sweep(&mut self, memory: &dyn VirtualMemory) -> (u64, ResourceResult<()>) {
         let mut outcome = Ok(());
         for (ptr, handle) in std::mem::take(&mut self.stranded) {
@@ -247,7 +244,6 @@ fn unmap(memory: &dyn VirtualMemory, ptr: u64, handle: PhysicalHandle) -> Driver
     }
 }
 
-/// Gives the device access to mapped handles.
 fn set_access(memory: &dyn VirtualMemory, ptr: u64, bytes: u64) -> DriverResult<()> {
     #[allow(unsafe_code)]
     // SAFETY: the caller has just mapped handles that make up exactly this range; no right is taken away.

@@ -1,4 +1,4 @@
-//! The driver fails at one call after the other: nothing is lost, nothing is believed that is not so.
+//! Driver failures at one call after the other: no memory is lost, and the state stays consistent.
 
 use xlog_sim::{Call, Fault};
 
@@ -7,7 +7,7 @@ use super::*;
 
 const FAULTS: [Fault; 2] = [Fault::OutOfMemory, Fault::Code(999)];
 
-/// Every step of the life of segments; answers how many steps failed.
+/// Runs every operation of segments; returns how many failed.
 fn life(model: &mut Model<'_>, check: &dyn Fn(&Model<'_>)) -> usize {
     let mut failures = 0;
     let mut count = |failed: bool| failures += usize::from(failed);

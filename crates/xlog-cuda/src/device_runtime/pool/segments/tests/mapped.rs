@@ -1,4 +1,4 @@
-//! Virtual memory: contiguity, exact capacity, whole pieces, moves.
+//! Virtual memory: contiguity, exact capacity, whole handles, remaps.
 
 use xlog_sim::{Call, Fault};
 
@@ -114,7 +114,7 @@ fn a_piece_that_is_in_use_at_either_end_is_not_given_back() {
     for device in devices(64 * GRAIN) {
         let segments = mapped(&device, SMALL);
         let mut model = Model::new(&segments, &device);
-        // Three pieces in a row: 4, 4 and 4 units.
+        // Three adjacent handles: 4, 4 and 4 units.
         let first = model.grow(4 * GRAIN).unwrap().ptr;
         model.grow(4 * GRAIN).unwrap();
         model.grow(4 * GRAIN).unwrap();
@@ -125,7 +125,7 @@ fn a_piece_that_is_in_use_at_either_end_is_not_given_back() {
         model.take_back(0);
         assert_eq!(model.release(5 * GRAIN), Ok(4 * GRAIN), "at most what was asked for");
         assert_eq!(model.idle.spans(), [Span { ptr: first, bytes: 4 * GRAIN }]);
-        // What was given back is the first to be used again.
+        // Returned addresses are reused first.
         assert_eq!(model.grow(1).unwrap().ptr, first + 4 * GRAIN);
         model.finish();
         assert_eq!(used(&device), 0);
@@ -264,7 +264,7 @@ fn a_driver_that_gives_few_addresses_is_asked_again_and_no_range_lies_across_two
         assert_eq!(spans.len(), 3, "{spans:?}");
         spans.into_iter().for_each(|span| model.lend(span, 8));
         model.finish();
-        // Addresses that came back are used before more are reserved.
+        // Returned addresses are used before more are reserved.
         let span = segments.grow(32 * GRAIN, ON).unwrap();
         assert_eq!(sim(&device).faults().calls(Call::Reserve), 19 + 3);
         segments.release(&[span], u64::MAX).1.unwrap();

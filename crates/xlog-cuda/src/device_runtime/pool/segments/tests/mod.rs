@@ -1,4 +1,4 @@
-//! What segments must not get wrong, by hazard. Devices are small and simulated, so that every byte can be counted.
+//! Hazards of segments. Devices are small and simulated, so that every byte can be counted.
 
 mod faults;
 mod mapped;
@@ -52,12 +52,12 @@ fn request(bytes: u64) -> SpanRequest {
     SpanRequest { bytes, align: UNIT, max_moved: usize::MAX }
 }
 
-/// Both engines.
+/// A seeded device and one with a thread per stream.
 fn devices(capacity: u64) -> [Arc<CudaDevice>; 2] {
     [device(None, capacity), device(Some(7), capacity)]
 }
 
-/// Bytes that the device says are taken.
+/// Bytes that the device reports as taken.
 fn used(device: &CudaDevice) -> u64 {
     let info = device.memory_info().unwrap();
     info.total - info.free
@@ -67,7 +67,7 @@ fn mapped(device: &Arc<CudaDevice>, config: SegmentConfig) -> MappedSegments {
     MappedSegments::new(Arc::clone(device), config).unwrap()
 }
 
-/// Holds what it is told of, up to a limit.
+/// Takes bytes up to a limit.
 #[derive(Debug)]
 struct Meter {
     held: AtomicU64,

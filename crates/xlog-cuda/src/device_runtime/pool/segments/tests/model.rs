@@ -1,4 +1,4 @@
-//! The simplest pool: it knows its ranges, lends parts of them out and checks every byte, and every answer of its segments.
+//! The simplest pool: it tracks its ranges, lends parts of them, and checks every byte and every result of its segments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl<'a> Model<'a> {
         Self { segments, device, stream, idle: Ranges::default(), live: Vec::new() }
     }
 
-    /// All that this pool has.
+    /// All ranges of this pool.
     pub(super) fn bytes(&self) -> u64 {
         self.idle.bytes() + self.live.iter().map(|(span, _)| span.bytes).sum::<u64>()
     }
@@ -115,7 +115,7 @@ impl<'a> Model<'a> {
         self.live.push((span, value));
     }
 
-    /// Takes a part back: its bytes must be intact. The copy waits, so the host has seen all work on it complete.
+    /// Returns a lent part, whose bytes must be intact. The copy waits, so the host has seen all work on it complete.
     pub(super) fn take_back(&mut self, index: usize) {
         let (span, value) = self.live.swap_remove(index);
         let mut bytes = vec![!value; span.bytes as usize];
@@ -126,7 +126,7 @@ impl<'a> Model<'a> {
         self.idle.insert(span);
     }
 
-    /// Gives everything back; failures of the driver are over.
+    /// Returns everything, after driver failures have ended.
     pub(super) fn finish(mut self) {
         while !self.live.is_empty() {
             self.take_back(0);

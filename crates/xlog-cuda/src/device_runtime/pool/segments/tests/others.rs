@@ -1,4 +1,4 @@
-//! Plain and inner segments, and what all three have in common.
+//! Plain and inner segments, and properties common to all three kinds.
 
 use super::super::super::super::async_resource::AsyncCudaResource;
 use super::super::super::super::stream_pool::StreamPool;

@@ -1,4 +1,4 @@
-//! Random lives from seeds, with failures, against the model; and several threads at once.
+//! Seeded random operations with failures, checked by the model; and concurrent threads.
 
 use xlog_base::Random;
 use xlog_sim::{Call, Fault};
@@ -6,7 +6,7 @@ use xlog_sim::{Call, Fault};
 use super::model::Model;
 use super::*;
 
-/// One random step. Failures are expected: what they may leave is checked by the caller.
+/// Makes one random step. Failures are expected; the caller checks their effects.
 fn step(model: &mut Model<'_>, draw: &mut Random) {
     match draw.below_u64(12) {
         0..3 => {

@@ -1,4 +1,4 @@
-//! What goes wrong in free lists, one test each.
+//! Hazards of free lists, one test each.
 
 use super::super::classes::{CLASSES, class_of};
 use super::super::nodes::Node;
@@ -62,7 +62,7 @@ fn a_small_range_is_not_split_off_a_large_one_but_off_a_chunk() {
     assert!(tlsf.split_chunk());
     let small = tlsf.allocate_units(SMALL - UNIT).unwrap();
     let large = tlsf.allocate_units(SMALL).unwrap();
-    // The smallest range that holds it is what is left of the chunk.
+    // The smallest range that holds it is the rest of the chunk.
     assert_eq!(large.ptr / CHUNK, small.ptr / CHUNK);
     let beside = tlsf.allocate_units(7 * CHUNK).unwrap();
     for taken in [small, large, beside] {
@@ -221,7 +221,7 @@ fn every_aligned_part_of_a_range_leaves_in_one_call() {
 
 #[test]
 fn usable_memory_is_found_above_classes_that_are_not() {
-    // More unusable ranges than the search looks at, then one large range that may be used.
+    // More unusable ranges than the search probes, then one large range that may be used.
     let mut tlsf = Tlsf::default();
     for at in 0..200 {
         let range = Range { ptr: BASE + (at << 20), bytes: (40 + at) * UNIT, stamp: 9 };

@@ -1,4 +1,4 @@
-//! Tests of the index: hazards one by one, random programs against a model, and workloads with their figures.
+//! Tests of the TLSF: hazards one by one, random programs against a model, and workloads with their figures.
 
 mod hazards;
 mod model;
@@ -12,7 +12,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|value| value.parse().expect("a whole number"))
 }
 
-/// Runs a program for many seeds, or for the one that is named; says which one failed.
+/// Runs a program for many seeds, or for a given one; names a failing seed.
 fn for_each_seed(count: u64, program: fn(u64)) {
     if let Some(seed) = number("XLOG_INDEX_SEED") {
         return program(seed);

@@ -1,4 +1,4 @@
-//! Random programs on the index and on a model that keeps its ranges in an ordered map.
+//! Random programs on the TLSF and on a model that keeps its ranges in an ordered map.
 //!
 //! A failing program prints its seed; `XLOG_INDEX_SEED=<seed>` runs that one alone, `XLOG_INDEX_PROGRAMS=<n>` runs more.
 
@@ -11,15 +11,15 @@ use super::{Random, for_each_seed};
 
 const BASE: u64 = 1 << 44;
 
-/// The same memory, kept the simple way.
+/// A model of the memory in ordered maps.
 #[derive(Default)]
 struct Model {
     /// Size and stamp by address.
     free: BTreeMap<u64, (u64, u64)>,
     live: Vec<TlsfAllocation>,
-    /// Where ranges that touch stay apart.
+    /// Boundaries at which adjacent ranges are not merged.
     walls: BTreeSet<u64>,
-    /// Memory that is in no index, for later.
+    /// Memory outside the TLSF, for later insertion.
     outside: Vec<Range>,
 }
 
@@ -46,7 +46,7 @@ impl Model {
         self.free.insert(range.ptr, (range.bytes, range.stamp));
     }
 
-    /// Takes a part out of the free range that holds it, and says which stamp it had.
+    /// Removes a part of the free range that holds it; returns the stamp of the range.
     fn split_block(&mut self, part_ptr: u64, part_bytes: u64) -> u64 {
         let (&ptr, &(bytes, stamp)) = self.free.range(..=part_ptr).next_back().unwrap();
         let (end, part_end) = (ptr + bytes, part_ptr + part_bytes);
@@ -83,7 +83,7 @@ impl Model {
     }
 }
 
-/// Every free node is in the list of its class, and nothing else is in a list; neighbours know each other.
+/// Checks that every free node is in the list of its class, that lists hold nothing else, and that neighbours match.
 fn audit(tlsf: &Tlsf) {
     let mut listed = 0;
     let mut class = tlsf.classes.next_nonempty(0);
@@ -121,7 +121,7 @@ fn program(seed: u64) {
     let mut stamp = 0;
     for _ in 0..20 + random.below(80) {
         match random.below(16) {
-            // Memory comes: at the top, after a gap, or back to where it left.
+            // Inserts memory: at the top, after a gap, or where it was removed.
             0 | 1 => {
                 let known = random.below(3) > 0 && !model.outside.is_empty();
                 let range = if known {
@@ -212,7 +212,7 @@ fn program(seed: u64) {
                     model.outside.push(range);
                 }
             }
-            // Ids that name nothing taken.
+            // Ids of no allocated range.
             _ => {
                 let node = if random.below(2) == 0 { u32::MAX } else { 1_000_000 };
                 tlsf.free(node, u64::MAX);

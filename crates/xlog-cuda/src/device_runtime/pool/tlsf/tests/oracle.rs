@@ -1,9 +1,9 @@
-//! Random programs on the index and on the crate `offset-allocator`, each over one span of the same size.
+//! Random programs on the TLSF and on the crate `offset-allocator`, each over one span of the same size.
 //!
 //! The other allocator keeps free ranges in bins of an eighth of a power of two and serves a request only from bins in which
-//! every range is large enough: it may refuse what would fit. The index never does, so from the same free memory it serves
-//! whatever the other one serves. The two place blocks differently and their free memory drifts apart: what must hold then
-//! is that a refusal of the index is a true one. A failing program prints its seed; `XLOG_INDEX_SEED=<seed>` runs that one.
+//! every range is large enough: it may refuse a request that fits. The TLSF never does, so from the same free memory it
+//! serves every request that the other one serves. Their free memory diverges; then every refusal of the TLSF must be
+//! correct. A failing program prints its seed; `XLOG_INDEX_SEED=<seed>` runs that one.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ impl Both {
         Self { units, tlsf, other, live: BTreeMap::new() }
     }
 
-    /// A block of ours; it lies in the span and in no other block.
+    /// Allocates a block of ours, which must lie in the span and in no other block.
     fn take(&mut self, units: u32) -> Option<TlsfAllocation> {
         let taken = self.tlsf.allocate(u64::from(units) * UNIT, UNIT)?;
         let (ptr, end) = (taken.ptr, taken.ptr + taken.bytes);
@@ -60,7 +60,7 @@ impl Both {
         largest / UNIT
     }
 
-    /// One free range, and for the other one as much free as it began with.
+    /// Checks that one free range is left, and that the other allocator has all its memory back.
     fn is_whole(&self) {
         let all = u64::from(self.units) * UNIT;
         let ranges: Vec<_> = self.tlsf.ranges().map(|range| (range.ptr, range.bytes)).collect();
@@ -105,12 +105,12 @@ fn program(seed: u64) {
     both.is_whole();
 }
 
-/// Fills the span with blocks that lie in the order of their addresses in both, then frees the same ones in both: the free
-/// ranges are alike, and of every size the index serves as many as the other, or more.
+/// Fills the span with blocks in the same order in both allocators, then frees the same ones. From the equal free ranges
+/// the TLSF serves at least as many requests of every size.
 fn from_the_same_free_memory(seed: u64) {
     let mut random = Random::new(seed);
     let sizes: Vec<u32> = (0..2 + random.below(60)).map(|_| size(&mut random)).collect();
-    // With room above: the bins of the other one would refuse the last request if it had to fill the span.
+    // With spare space: the bins of the other allocator would refuse the last request if it had to fill the span.
     let filled: u32 = sizes.iter().sum();
     let mut both = Both::new(filled + filled / 4 + 16);
     let mut blocks = Vec::new();

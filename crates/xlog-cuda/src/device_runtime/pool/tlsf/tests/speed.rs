@@ -1,6 +1,5 @@
-//! Times of the index alone, in a release build: `cargo test --release -p xlog-cuda --lib pool::tlsf -- --ignored --nocapture`.
-//!
-//! Not run by default: times of a busy machine prove nothing.
+//! Times of the TLSF alone, in a release build: `cargo test --release -p xlog-cuda --lib pool::tlsf -- --ignored --nocapture`.
+//! Ignored by default, because times of a busy machine are not reliable.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -38,7 +37,7 @@ fn pair(tlsf: &mut Tlsf, bytes: u64) -> f64 {
     })
 }
 
-/// Every second one of blocks of one size is free.
+/// Fills a TLSF with blocks of one size and frees every second one.
 fn holes(count: usize, bytes: u64) -> Tlsf {
     let mut tlsf = with((2 * count as u64 + 1) * bytes);
     let taken: Vec<_> = (0..2 * count).map(|_| tlsf.allocate(bytes, UNIT).unwrap()).collect();
@@ -82,7 +81,7 @@ fn timed(name: &str, ops: &[Op]) {
     println!("{name:38} {ns:6.1} ns per operation");
 }
 
-/// A random live block is replaced by one of another size; then pairs, while all these are live.
+/// Replaces random live blocks by blocks of other sizes; then allocates and frees in pairs, with all blocks live.
 fn churn(live: usize) {
     const STEPS: u64 = 1_000_000;
     let mut random = Random::new(1);

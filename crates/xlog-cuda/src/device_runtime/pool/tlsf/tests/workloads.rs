@@ -1,6 +1,6 @@
-//! Workloads on a span that grows at its top: what is reserved at the peak, over what was asked for at the peak.
+//! Workloads on a span that grows at its top: the peak of reserved bytes over the peak of requested bytes.
 //!
-//! Everything is deterministic, so the bars are exact. `--nocapture` prints the table.
+//! The results are deterministic, so the bounds are exact. `--nocapture` prints the table.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::Random;
 const MIB: u64 = 1 << 20;
 const BASE: u64 = 1 << 40;
 
-/// An index over one address range that grows at its top, as physical handles are mapped there.
+/// A TLSF over one address range that grows at its top, as physical handles are mapped there.
 pub(super) struct Growing {
     pub(super) tlsf: Tlsf,
     step: fn(u64) -> u64,
@@ -33,7 +33,7 @@ impl Growing {
             if let Some(taken) = self.tlsf.allocate(bytes, UNIT) {
                 return taken.node;
             }
-            // Only what the free range at the top lacks.
+            // Only the bytes that the free range at the top lacks.
             let ptr = BASE + self.reserved;
             let top = self.tlsf.ranges().find(|range| range.ptr + range.bytes == ptr);
             let lacks = bytes.next_multiple_of(UNIT) - top.map_or(0, |range| range.bytes);
@@ -57,7 +57,7 @@ impl Growing {
 #[derive(Clone, Copy)]
 pub(super) enum Op {
     Allocate(u64),
-    /// The live block at this place; the last one moves there.
+    /// The live block at this index; the last one moves there.
     Free(usize),
 }
 
@@ -124,12 +124,12 @@ pub(super) fn handles(_: u64) -> u64 {
     32 * MIB
 }
 
-/// A thirty-second of what is reserved, in steps of 2 MiB up to 32 MiB.
+/// 1/32 of the reserved bytes, in steps of 2 MiB up to 32 MiB.
 fn proportional(reserved: u64) -> u64 {
     (reserved / 32).next_multiple_of(2 * MIB).clamp(2 * MIB, 32 * MIB)
 }
 
-/// Runs a workload; the memory as it is at the end, and nanoseconds per operation.
+/// Runs a workload; returns the final memory and nanoseconds per operation.
 pub(super) fn run(ops: &[Op], step: fn(u64) -> u64) -> (Growing, f64) {
     let mut memory = Growing::new(step);
     let mut live: Vec<(u32, u64)> = Vec::with_capacity(1 << 17);
