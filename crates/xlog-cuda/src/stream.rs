@@ -178,14 +178,15 @@ impl DeviceStream {
         if self.raw.handle() == other.raw.handle() {
             return Ok(());
         }
+        // A stream that waits for captured work joins the capture.
+        let may_join = || other.raw.handle_escaped();
         // The runtime begins no capture of either stream between the check and the wait.
         let _entered = loop {
-            if other.raw.handle_escaped() {
-                // Other code may capture `other`, and a stream that waits for captured work joins the capture.
+            if may_join() {
                 self.raw.mark_handle_escaped();
             }
             let entered = [self.raw.enter_call(), other.raw.enter_call()];
-            if !other.raw.handle_escaped() || self.raw.handle_escaped() {
+            if !may_join() || self.raw.handle_escaped() {
                 break entered;
             }
         };
