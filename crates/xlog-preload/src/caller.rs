@@ -5,7 +5,6 @@
 //!
 //! A walk costs more than the rest of a call. Without a log, small requests from one return address are attributed to the result of its
 //! last walk, until their sum reaches [`WALK_STEP`]. With a log, every call is walked.
-//! walk found, until their sum is [`WALK_STEP`]. Every record of a log has a walk of its own.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_void};

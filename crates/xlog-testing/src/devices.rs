@@ -83,7 +83,7 @@ fn in_turn<D>(spec: &str, open: impl FnOnce(&str) -> D, body: impl FnOnce(&D)) {
     body(&device);
 }
 
-/// Runs `body` on each device, and, unless a device is named, also on a simulated device behind a plain [`Driver`](xlog_driver::Driver).
+/// Runs `body` on each device, and, unless a device is named, also on a simulated device behind a plain driver.
 ///
 /// # Panics
 /// As [`for_each_device`].

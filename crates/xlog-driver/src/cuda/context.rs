@@ -90,7 +90,7 @@ impl Context {
         Ok(Bound::new(Some(self)))
     }
 
-    /// Returns the error of `code`, and stores the first sticky code.
+    /// Returns `Ok` for success, else the error of `code`. Stores the first sticky code.
     #[inline]
     pub(super) fn check(&self, call: &'static str, code: u32) -> DriverResult<()> {
         self.check_allocation(call, code, 0)

@@ -4,7 +4,6 @@
 //! runs it, in queueing order across all streams. A test can make any call fail with any code. Every call is logged by its C name.
 //!
 //! It does not model concurrent streams; it checks codes, arguments and the order of calls.
-//! It knows nothing of several streams at work; it exists to show the codes, arguments and order of calls.
 
 use std::alloc::Layout;
 use std::cell::RefCell;

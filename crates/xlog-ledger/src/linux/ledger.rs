@@ -194,7 +194,7 @@ impl Ledger {
     /// middle of a call can change the slot of another owner. Later calls fail with [`LedgerError::Closed`], except a release, which has no
     /// effect.
     ///
-    /// Returns false if another thread waits for the file lock for more than a tenth of a second. The slot's bytes are then reclaimed like
+    /// Returns false if another thread holds or awaits the file lock for over a tenth of a second. The slot's bytes are then reclaimed like
     /// those of a killed process.
     pub fn leave(&self) -> bool {
         // A forked child may inherit the gate locked by a thread that does not exist there.
