@@ -1,16 +1,16 @@
-//! Hashing of addresses, handles and numbers of blocks. The driver or the runtime chooses these keys, so no protection from chosen
-//! collisions is needed.
+//! Fast hashing for integer keys: addresses, handles and numbers of blocks. The driver or the runtime chooses the keys, so the hash does
+//! not resist chosen collisions.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by address, handle or number.
+/// A map with integer keys.
 pub type PlaceMap<K, V> = HashMap<K, V, BuildHasherDefault<PlaceHasher>>;
-/// A set of addresses, handles or numbers.
+/// A set of integer keys.
 pub type PlaceSet<K> = HashSet<K, BuildHasherDefault<PlaceHasher>>;
 
-/// Multiplies each word by an odd constant. Addresses differ in their middle bits, and a product has its best bits at the top: the end
-/// rotates them to the bottom, where tables look first.
+/// A multiplicative hash for integers. Addresses differ in their middle bits, and a product has its best bits at the top; `finish` rotates
+/// them to the bottom, which hash tables use first.
 #[derive(Default, Debug)]
 pub struct PlaceHasher(u64);
 

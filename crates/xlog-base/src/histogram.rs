@@ -1,14 +1,14 @@
-//! Counts of values by magnitude.
+//! Histograms of values by magnitude.
 
 use std::ops::Index;
 
 /// One class for each power of two: class `n` counts values of `n` significant bits (0, 1, 2-3, 4-7, ...).
 pub type PowerHistogram = Histogram<0, 65>;
 
-/// Eight classes for each power of two: a class is at most an eighth as wide as its values.
+/// Eight classes for each power of two: the width of a class is at most an eighth of its values.
 pub type FineHistogram = Histogram<3, 496>;
 
-/// Counts of values, in `2^STEP_BITS` classes of equal width for each power of two.
+/// A histogram with `2^STEP_BITS` classes of equal width for each power of two.
 ///
 /// ```
 /// use xlog_base::PowerHistogram;
@@ -29,7 +29,6 @@ impl<const STEP_BITS: u32, const CLASSES: usize> Default for Histogram<STEP_BITS
 impl<const STEP_BITS: u32, const CLASSES: usize> Histogram<STEP_BITS, CLASSES> {
     const STEPS: u64 = 1 << STEP_BITS;
 
-    /// The class of a value.
     #[inline]
     fn class_of(value: u64) -> usize {
         let bits = u64::BITS - value.leading_zeros();
@@ -42,7 +41,7 @@ impl<const STEP_BITS: u32, const CLASSES: usize> Histogram<STEP_BITS, CLASSES> {
         }
     }
 
-    /// The least value of a class, and how many values it has.
+    /// The lower bound of a class, and its width.
     fn extent_of(class: usize) -> (u64, u64) {
         match (class as u64 / Self::STEPS).checked_sub(1) {
             None => (class as u64, 1),
@@ -65,24 +64,24 @@ impl<const STEP_BITS: u32, const CLASSES: usize> Histogram<STEP_BITS, CLASSES> {
         }
     }
 
-    /// Adds what another histogram counted.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.0.iter_mut().zip(&other.0) {
             *count = count.saturating_add(*more);
         }
     }
 
-    /// The classes that are not empty: their number and what they counted.
+    /// Returns the index and the count of each class that is not empty.
     pub fn classes(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.0.iter().copied().enumerate().filter(|(_, count)| *count > 0)
     }
 
-    /// The classes that are not empty: the least value of each and what it counted.
+    /// Returns the lower bound and the count of each class that is not empty.
     pub fn rows(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.classes().map(|(class, count)| (Self::extent_of(class).0, count))
     }
 
-    /// A value that `part` of all values do not exceed: the largest of its class; 0 if there are none.
+    /// Returns the upper bound of the class that holds the quantile `part` (0 to 1); 0 without values.
     #[must_use]
     pub fn quantile(&self, part: f64) -> u64 {
         let total: u64 = self.0.iter().sum();
@@ -99,7 +98,7 @@ impl<const STEP_BITS: u32, const CLASSES: usize> Histogram<STEP_BITS, CLASSES> {
     }
 }
 
-/// The count of a class.
+/// Returns the count of a class.
 impl<const STEP_BITS: u32, const CLASSES: usize> Index<usize> for Histogram<STEP_BITS, CLASSES> {
     type Output = u64;
 

@@ -1,7 +1,7 @@
-//! Code that several crates of the runtime share: seeded random numbers, histograms, maps by
-//! address, sizes for people, setters of configurations, and a mutex without poisoning.
+//! Code that several crates of the runtime share: seeded random numbers, histograms, integer maps, size texts, setters of configurations,
+//! and a mutex without poisoning.
 //!
-//! Depends on no other crate of the project.
+//! It depends on no other crate of the project.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! The generator of the public workloads: C++'s `default_random_engine` as libstdc++ has it, and its bounded draw, bit for bit.
+//! The random generator of the public workloads: libstdc++'s `default_random_engine` and its bounded draw, bit for bit.
 
 const MODULUS: u64 = (1 << 31) - 1;
-/// The widest interval that one step can fill.
+/// The widest interval that one step covers.
 const RANGE: u64 = MODULUS - 2;
 
-/// `x' = 16807 x mod (2^31 - 1)`.
+/// The generator `x' = 16807 x mod (2^31 - 1)`.
 ///
 /// ```
 /// use xlog_base::Minstd;
@@ -16,7 +16,7 @@ const RANGE: u64 = MODULUS - 2;
 pub struct Minstd(u64);
 
 impl Minstd {
-    /// The generator from a seed; multiples of the modulus count as 1, as in C++.
+    /// Makes the generator of a seed. A multiple of the modulus counts as 1, as in C++.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(match seed % MODULUS {
@@ -25,13 +25,13 @@ impl Minstd {
         })
     }
 
-    /// The next of 0 to 2^31 - 3.
+    /// Returns the next number from 0 to 2^31 - 3.
     fn step(&mut self) -> u64 {
         self.0 = self.0 * 16807 % MODULUS;
         self.0 - 1
     }
 
-    /// A number from `low` to `high`, both included; `low` where `high` is less.
+    /// Returns a number from `low` to `high`, both included, or `low` if `high` is less.
     pub fn draw(&mut self, low: u64, high: u64) -> u64 {
         let width = high.saturating_sub(low);
         if width < RANGE {
@@ -47,7 +47,7 @@ impl Minstd {
             return low + self.step();
         }
         loop {
-            // Wrapping is part of the recipe: a value that wrapped is below `upper` and drawn again.
+            // Wrapping is part of the algorithm: a value that wrapped is below `upper` and is drawn again.
             let upper = (RANGE + 1).wrapping_mul(self.draw(0, width / (RANGE + 1)));
             let value = upper.wrapping_add(self.step());
             if value <= width && value >= upper {

@@ -1,4 +1,4 @@
-//! A mutex and a condition variable that survive a panic of a thread that holds the mutex: the owner of the data keeps it consistent.
+//! A mutex and a condition variable that stay usable after a panic under the lock: the owner of the data keeps it consistent.
 
 pub use std::sync::MutexGuard;
 use std::sync::{PoisonError, TryLockError};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// A standard mutex without poisoning.
 ///
-/// A deterministic scheduler does not see it, so it is not held over a call to a driver; `xlog_driver::sync::Mutex` is for that.
+/// It must not be held over a driver call, because a deterministic scheduler does not control it; use `xlog_driver::sync::Mutex` there.
 #[derive(Debug, Default)]
 pub struct Mutex<T: ?Sized>(std::sync::Mutex<T>);
 
@@ -39,7 +39,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// The value, by the only reference to the mutex.
+    /// Returns the value without locking, through an exclusive reference.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,7 +50,7 @@ impl<T: ?Sized> Mutex<T> {
 pub struct Condvar(std::sync::Condvar);
 
 impl Condvar {
-    /// Makes a condition variable that nothing waits for.
+    /// Makes a condition variable without waiters.
     #[must_use]
     pub const fn new() -> Self {
         Self(std::sync::Condvar::new())
@@ -61,7 +61,7 @@ impl Condvar {
         self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Like [`wait`](Self::wait), for at most `limit`.
+    /// Waits like [`wait`](Self::wait), for at most `limit`.
     pub fn wait_timeout<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -70,12 +70,12 @@ impl Condvar {
         self.0.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Wakes one thread that waits.
+    /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();
     }
 
-    /// Wakes all threads that wait.
+    /// Wakes all waiting threads.
     pub fn notify_all(&self) {
         self.0.notify_all();
     }

@@ -1,14 +1,14 @@
-//! Generators whose numbers depend on a seed alone, so that a printed seed replays a run.
+//! Random generators that depend on their seed alone, so that a printed seed replays a run.
 //!
-//! Their sequences never change: schedules, logs and check values of workloads are made of them. None is for secrets.
+//! Their sequences never change, because schedules, logs and check values of workloads depend on them. They are not cryptographic.
 
 use rand_xoshiro::SplitMix64;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// Keeps [`Random`] from repeating what [`SplitMix`] draws from an equal seed.
+/// Makes the sequences of [`Random`] and [`SplitMix`] differ for one seed.
 const SALT: u64 = 0x5851_f42d_4c95_7f2d;
 
-/// SplitMix64, which decides for the seeded scheduler of the simulated device.
+/// SplitMix64, the source of decisions of the simulated device's scheduler.
 #[derive(Clone, Debug)]
 pub struct SplitMix(SplitMix64);
 
@@ -19,18 +19,18 @@ impl SplitMix {
         Self(SplitMix64::seed_from_u64(seed))
     }
 
-    /// The next number, any of 64 bits.
+    /// Returns the next 64-bit number.
     pub fn next_u64(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `bound`, by the high bits; 0 if `bound` is 0.
+    /// Returns a number below `bound`, from the high bits; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
     }
 }
 
-/// Random numbers for tests and workloads. They are independent of the schedule that the simulated device makes of an equal seed.
+/// Random numbers for tests and workloads, independent of the simulated device's schedule under the same seed.
 #[derive(Clone, Debug)]
 pub struct Random(SplitMix64);
 
@@ -41,27 +41,27 @@ impl Random {
         Self(SplitMix64::seed_from_u64(seed ^ SALT))
     }
 
-    /// The next number, any of 64 bits.
+    /// Returns the next 64-bit number.
     pub fn next_u64(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `bound`; 0 if `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: usize) -> usize {
         self.below_u64(bound as u64) as usize
     }
 
-    /// A number of 64 bits below `bound`; 0 if `bound` is 0.
+    /// Returns a 64-bit number below `bound`; 0 if `bound` is 0.
     pub fn below_u64(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound.max(1)
     }
 
-    /// True in one of `n` cases.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below_u64(n) == 0
     }
 
-    /// True in `percent` of 100 cases.
+    /// Returns true with a probability of `percent` percent.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below_u64(100) < percent
     }

@@ -1,4 +1,4 @@
-/// Defines the setters of a configuration: each takes the configuration and one value, and returns it with one field changed.
+/// Defines the setters of a configuration. Each takes the configuration and a value, and returns it with one field changed.
 ///
 /// ```
 /// #[derive(Default)]

@@ -1,10 +1,10 @@
-//! Sizes for people.
+//! Human-readable sizes.
 
 const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-/// Bytes in the largest unit that leaves at least one: exact where quarters are, else rounded to one decimal.
+/// Formats bytes in the largest unit that gives at least 1: quarters exactly, other values rounded to one decimal.
 ///
-/// The page of `xlogmem report` has a twin of this in JavaScript.
+/// The page of `xlogmem report` implements the same rule in JavaScript.
 ///
 /// ```
 /// use xlog_base::size_text;
@@ -20,7 +20,7 @@ pub fn size_text(bytes: u64) -> String {
     let (bytes, mut unit, mut text) = (u128::from(bytes), 1, String::new());
     for name in UNITS {
         unit <<= 10;
-        // Half of a tenth counts as one: no unit but the last shows 1024.0.
+        // Rounds half a tenth up: 1023.95 KiB becomes 1.0 MiB, never 1024.0 KiB.
         let tenths = (10 * bytes + unit / 2) / unit;
         text = match 4 * bytes % unit {
             0 => format!("{} {name}", bytes as f64 / unit as f64),
@@ -33,7 +33,7 @@ pub fn size_text(bytes: u64) -> String {
     text
 }
 
-/// Bytes in hundredths of the largest unit, rounded up: a limit of this size is enough for them.
+/// Formats bytes in hundredths of the largest unit, rounded up, so that a limit of the printed size suffices.
 ///
 /// ```
 /// use xlog_base::size_text_up;

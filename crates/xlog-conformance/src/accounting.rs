@@ -38,7 +38,7 @@ pub(crate) fn retired_bytes_are_counted_until_reaped(fixture: &Fixture) -> Resul
     let due = fixture.resource.bytes_outstanding();
     fixture.resource.deallocate(block)?;
     fixture.resource.reap_completed()?;
-    // A resource that hands the memory out again in the order of its stream may call the block gone at once, and counts it so.
+    // A resource that reuses memory in the order of its stream may report the block as freed at once, and then does not count it.
     if fixture.resource.block_state(id) == BlockState::Freed {
         fixture.outstanding(0, "of a block that is gone")?;
     } else {

@@ -1,8 +1,7 @@
 //! Work on blocks, queued for the checks.
 //!
-//! The only unsafe code of the suite. The checks keep what these calls need: a block stays live until its work is ordered
-//! before its free, by the resource under test. Where the resource fails in that, the simulated devices report it; on a GPU
-//! the worst case is a wrong byte in memory of this process's own blocks.
+//! This is the suite's only unsafe code. The checks satisfy its requirements: the resource under test orders a block's work before its
+//! free. If it fails to, the simulated devices report it; on a GPU the worst case is a wrong byte in a block of this process.
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::BlockId;
@@ -33,8 +32,8 @@ pub(crate) fn fill_at(
     Ok(())
 }
 
-/// Plain device memory to copy blocks to. A copy between two blocks of page-locked host memory would not return at once: CUDA waits for
-/// the stream and copies then, so the host waits.
+/// Plain device memory to copy blocks to. A copy between two blocks of page-locked host memory would block the host, because CUDA waits for
+/// the stream before it copies.
 pub(crate) struct Target {
     device: Arc<CudaDevice>,
     ptr: u64,
@@ -71,9 +70,9 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Copies of a check that failed may be queued still.
+        // Copies of a failed check may still be queued.
         let _ = self.device.synchronize();
-        // SAFETY: nothing is queued that uses it, and nothing can be queued any more.
+        // SAFETY: no queued work uses it, and none can be queued any more.
         let _ = unsafe { self.device.driver().free(self.ptr) };
     }
 }

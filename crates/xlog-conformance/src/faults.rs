@@ -1,4 +1,4 @@
-//! The contract under driver failures. Only simulated devices fail on request.
+//! The contract under driver failures, which only simulated devices can inject.
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
 use xlog_cuda::sim::{Call, Fault};
 
@@ -7,7 +7,7 @@ use crate::fixture::{Fixture, Refusal, Stop};
 
 const BYTES: usize = 1000;
 
-/// The calls that closing a use may need, also where it completes a free.
+/// The driver calls that closing a use may need, even if it completes a free.
 const CALLS: [Call; 12] = [
     Call::EventCreate,
     Call::EventRecord,
@@ -32,7 +32,7 @@ pub(crate) fn a_finish_that_fails_closes_the_use(fixture: &Fixture) -> Result<()
     for fault in [Fault::OutOfMemory, Fault::Code(999), Fault::Unsupported] {
         for call in CALLS {
             for is_freed in [false, true] {
-                // Streams that have recorded nothing: an event of theirs has to be made.
+                // These streams have recorded nothing, so an event has to be created.
                 let [own, user] = fixture.leases()?;
                 let block = fixture.allocate(BYTES, own.id())?;
                 let id = BlockId::from_block(&block);
@@ -46,7 +46,7 @@ pub(crate) fn a_finish_that_fails_closes_the_use(fixture: &Fixture) -> Result<()
                     false => Some(block),
                 };
                 faults.fail_nth(call, 1, fault);
-                // The failure may come with the finish, with a later call, or not at all.
+                // The failure may appear in the finish, in a later call, or not at all.
                 let finished = fixture.resource.finish_block_use(id, user.id(), Access::Write);
                 faults.clear();
                 let what = format!(

@@ -1,4 +1,4 @@
-//! The fixture of every check: a new resource, its device and streams, and the outcome of a check.
+//! The fixture of a check: a new resource, its device and streams, and the outcome.
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -14,13 +14,13 @@ use xlog_cuda::{CudaDevice, DeviceStream, XlogError};
 use crate::forwarding::Below;
 use crate::{BoxedResource, Built};
 
-/// Longer than any honest call on a loaded machine.
+/// Longer than any correct call on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The tag of the suite's blocks.
 pub(crate) const TAG: AllocTag = AllocTag("conformance");
 
-/// Why a check ended early.
+/// The reason why a check ended early.
 #[derive(Debug)]
 pub(crate) enum Stop {
     Failed(String),
@@ -51,12 +51,12 @@ impl From<DriverError> for Stop {
     }
 }
 
-/// Fails the check unless `holds`.
+/// Fails the check unless `holds` is true.
 pub(crate) fn ensure(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Stop> {
     if holds { Ok(()) } else { Err(Stop::Failed(otherwise())) }
 }
 
-/// The kinds of refusal that a rule names.
+/// The kinds of refusal that the rules require.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Refusal {
     StreamMisuse,
@@ -87,19 +87,19 @@ impl Refusal {
     }
 }
 
-/// A forged block with the same fields.
+/// Makes a forged block with the same fields.
 pub(crate) fn twin(block: &DeviceBlock) -> DeviceBlock {
     DeviceBlock { tag: block.tag, ..*block }
 }
 
-/// A gate that opens by itself when a call waits for it too long.
+/// A held stream with a watchdog that releases it if a call waits for it too long.
 pub(crate) struct HeldStream {
     open: Option<mpsc::Sender<()>>,
     watchdog: Option<JoinHandle<bool>>,
 }
 
 impl HeldStream {
-    /// Lets the stream go on; fails when the watchdog had to do so before.
+    /// Releases the stream. Fails if the watchdog had to release it before.
     pub(crate) fn release(mut self) -> Result<(), Stop> {
         ensure(!self.finish(), || format!("a call waited {PATIENCE:?} for a held stream"))
     }
@@ -129,7 +129,7 @@ fn watch(gate: Gate) -> Result<HeldStream, Stop> {
     Ok(HeldStream { open: Some(open), watchdog: Some(watchdog) })
 }
 
-/// A new resource and what belongs to it.
+/// A new resource with its device and streams.
 pub(crate) struct Fixture {
     pub(crate) device: Arc<CudaDevice>,
     pub(crate) pool: Arc<StreamPool>,
@@ -148,7 +148,7 @@ impl Fixture {
         self.resource.supports_block_use_tracking()
     }
 
-    /// For rules about uses, and about frees that do not wait.
+    /// Skips a rule about uses, or about frees that do not wait, if the resource tracks no uses.
     pub(crate) fn only_where_tracked(&self) -> Result<(), Stop> {
         match self.tracks() {
             true => Ok(()),
@@ -180,8 +180,7 @@ impl Fixture {
         watch(stream.hold()?)
     }
 
-    /// Work on a block in the way that this resource asks for: with the hooks where they are real, otherwise behind an edge
-    /// from the block's own stream.
+    /// Queues work on a block: with the hooks if the resource tracks uses, otherwise after a wait for the block's own stream.
     pub(crate) fn work<T>(
         &self,
         block: BlockId,
@@ -201,13 +200,13 @@ impl Fixture {
         queue()
     }
 
-    /// After the last free: nothing is left.
+    /// Checks that nothing is outstanding after the last free.
     pub(crate) fn drain(&self) -> Result<(), Stop> {
         self.resource.reap_pending()?;
         self.outstanding(0, "after the last free and a reap")
     }
 
-    /// Runs the bodies as host threads, logical ones where the device schedules by a seed, and returns the first failure.
+    /// Runs the bodies as host threads (logical ones under a seed) and returns the first failure.
     pub(crate) fn threads<'a>(
         &self,
         bodies: Vec<Box<dyn FnOnce() -> Result<(), Stop> + Send + 'a>>,

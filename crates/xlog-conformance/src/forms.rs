@@ -1,4 +1,4 @@
-//! The forms with an alignment, of several blocks, and the counters.
+//! Allocations with an alignment, batches, and the counters.
 use xlog_cuda::device_runtime::{
     Access, AllocRequest, BlockId, BlockState, DeviceMemoryResource, Generation, ResourceError,
     StreamId,
@@ -16,7 +16,7 @@ pub(crate) fn aligned(fixture: &Fixture) -> Result<(), Stop> {
             .allocate_request(AllocRequest::new(1000, stream.id(), TAG).aligned(align), None)
         {
             Ok(block) => block,
-            // A resource may have a largest alignment, but not below what every block has.
+            // A resource may limit the alignment, but not below the one that every block has.
             Err(ResourceError::InvalidRequest { .. }) if align > 256 => {
                 fixture.drain()?;
                 continue;
@@ -98,7 +98,7 @@ pub(crate) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
         fixture.resource.finish_block_uses(&[], stream.id())?;
         fixture.resource.deallocate_batch(blocks)?;
         for &(id, _) in &uses {
-            // A use on the own stream need not keep the block: its memory is reused there only after it.
+            // A use on the own stream need not keep the block, because reuse on that stream is ordered after it.
             if stream.id() == foreign.id() || fixture.resource.block_state(id) != BlockState::Freed
             {
                 fixture.state(id, BlockState::Retired, "freed behind a held use")?;
@@ -128,7 +128,7 @@ pub(crate) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Re
     }
     let finished = fixture.resource.finish_block_uses(&uses, foreign.id());
     Refusal::UseAfterFree.expect(finished, "a batch of finishes with a stale block")?;
-    // Had a use stayed open, its block would stay retired.
+    // If a use had stayed open, its block would stay retired.
     fixture.resource.deallocate_batch(blocks)?;
     fixture.resource.reap_pending()?;
     for id in ids {

@@ -1,8 +1,8 @@
 //! The methods that a decorator must forward to the resource below it.
 //!
-//! Each check is one method of the trait. The decorator wraps a [probe](crate::probe) over a budget and the async resource; a method is
-//! forwarded when its call reaches the probe and the answer is the probe's. A decorator may serve a call by another form of it: a
-//! finish of several uses by several finishes.
+//! Each check covers one method of the trait. The decorator wraps a [probe](crate::probe) over a budget and the async resource. A method is
+//! forwarded if its call reaches the probe and the decorator returns the probe's result. A decorator may use another form of a call, such
+//! as several single finishes for a batch.
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
@@ -21,7 +21,7 @@ pub(crate) struct Below {
     pub(crate) budget: BudgetHandle,
 }
 
-/// A meter and watcher that ignores what it is told.
+/// A meter and watcher that does nothing.
 struct Unread;
 
 impl PhysicalMeter for Unread {
@@ -47,7 +47,7 @@ fn lost(method: &str, what: &str) -> Stop {
     ))
 }
 
-/// Fails unless `call` reaches one of these methods of the resource below.
+/// Fails unless `call` reaches one of `methods` of the resource below.
 fn reaches<T>(
     fixture: &Fixture,
     methods: &[&'static str],
@@ -138,7 +138,7 @@ pub(crate) fn block_state(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.finish_block_use(id, other.id(), Access::Read)?)
 }
 
-/// A decorator that counts in `allocate` and forwards another form past it counts too little.
+/// Fails if the decorator counts less than is charged, as one that counts only in `allocate` does.
 fn counts_what_is_charged(fixture: &Fixture, method: &str) -> Result<(), Stop> {
     let charged = below(fixture)?.budget.reserved_bytes();
     let counted = fixture.resource.bytes_outstanding();

@@ -53,7 +53,7 @@ pub(crate) fn accept_own_and_foreign_streams(fixture: &Fixture) -> Result<(), St
             fixture.state(id, BlockState::Live, "after a use")?;
         }
     }
-    // Work of unknown access: its own order is the caller's affair, here by waiting for the host.
+    // The caller orders work of unknown access itself, here by a host-side wait.
     for stream in [own.stream(), foreign.stream(), &default] {
         fixture.device.synchronize()?;
         bytes::fill(stream, id, 9, 1024)?;
@@ -78,7 +78,7 @@ pub(crate) fn refuse_unknown_streams(fixture: &Fixture) -> Result<(), Stop> {
             Refusal::StreamMisuse.expect(prepared, "prepare_block_use on an unknown stream")?;
         }
     }
-    // Had one of them opened a use, the free would wait for it forever.
+    // If one of them had opened a use, the free would wait for it forever.
     fixture.resource.deallocate(block)?;
     fixture.resource.reap_pending()?;
     fixture.state(id, BlockState::Freed, "after refused uses, a free and a reap")
@@ -113,7 +113,7 @@ pub(crate) fn refuse_claims_that_are_not_the_live_block(fixture: &Fixture) -> Re
         let state = fixture.resource.block_state(claim);
         ensure(state == BlockState::Freed, || format!("a forged block is {state:?}"))?;
     }
-    // The stream in the name is not part of the identity.
+    // The allocation stream is not part of a block's identity.
     let claim = BlockId { alloc_stream: StreamId(u32::MAX), ..id };
     fixture.resource.prepare_block_use(claim, stream.id(), Access::Write)?;
     fixture.resource.finish_block_use(id, stream.id(), Access::Write)?;
@@ -169,7 +169,7 @@ pub(crate) fn many_uses_may_be_open(fixture: &Fixture) -> Result<(), Stop> {
         }
     }
     for (n, lease) in leases.iter().enumerate() {
-        // Each writes a part of its own, so that nothing needs to order them.
+        // Each stream writes its own part, so that no order is needed.
         bytes::fill_at(lease, id, n * 1024, n as u8 + 1, 1024)?;
     }
     for lease in leases.iter().rev() {

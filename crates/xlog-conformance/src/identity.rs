@@ -1,4 +1,4 @@
-//! A block is (device, address, generation), checked in that order; everything else in a claim is ignored.
+//! A block's identity is (device, address, generation), checked in that order. All other fields of a claim are ignored.
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_cuda::device_runtime::{

@@ -1,10 +1,9 @@
 //! The conformance suite for memory resources, of this project and of others.
 //!
-//! A [`Suite`] takes a way to build a resource and runs every check against a new one: the rows of the
-//! [`DeviceMemoryResource`] contract, its ordering rules, its identity rules, and the workloads of other allocators' suites,
-//! with the bytes written and verified. On the simulated devices the race detector judges too: a check whose program races has
-//! failed, whatever its bytes were. If [`supports_block_use_tracking`](DeviceMemoryResource::supports_block_use_tracking) is true,
-//! the hooks must work; otherwise they must refuse.
+//! A [`Suite`] builds a new resource for every check: the rows of the [`DeviceMemoryResource`] contract, its ordering and identity rules,
+//! and the workloads of other allocators' suites with all bytes verified. On simulated devices a check also fails if the race detector
+//! reports a race. If [`supports_block_use_tracking`](DeviceMemoryResource::supports_block_use_tracking) is true, the hooks must work;
+//! otherwise they must refuse.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -20,7 +19,7 @@
 //! # Ok::<(), xlog_cuda::XlogError>(())
 //! ```
 //!
-//! On the simulated devices driver calls are also made to fail. The suite does not measure time.
+//! On simulated devices the suite also injects driver failures. It does not measure time.
 
 #![deny(unsafe_code)]
 
@@ -54,29 +53,28 @@ use probe::Probe;
 
 pub use report::{CheckReport, Outcome, Report};
 
-/// The resource a suite builds for each of its checks.
+/// The resource that a suite builds for each check.
 pub type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
-/// Runs the example of the page.
+/// Runs the example of `docs/decorators.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/decorators.md")]
 struct DecoratorsPage;
 
-/// Runs the example of the page.
+/// Runs the example of `docs/adding-a-resource.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/adding-a-resource.md")]
 struct AddingAResourcePage;
 
-/// How many streams besides the default one each check may use.
+/// The number of streams besides the default one that each check may use.
 const STREAMS: usize = 16;
 
-/// A named check.
 struct Check {
     name: &'static str,
     run: fn(&Fixture) -> Result<(), Stop>,
 }
 
-/// The names of a group's checks are its module's name and the function's.
+/// Makes the checks of each group, named `module::function`.
 macro_rules! checks {
     ($($group:ident: $($check:ident),+;)+) => {
         &[$($(Check {
@@ -128,14 +126,14 @@ const OF_DECORATORS: &[Check] = checks! {
         allocate_request_reserved;
 };
 
-/// The suite, for one way to build a resource.
+/// The suite for one way to build a resource.
 pub struct Suite<F> {
     build: F,
     only: Option<String>,
     without: Vec<String>,
 }
 
-/// How a suite builds the resource of one check.
+/// Builds the resource of one check.
 pub trait Build {
     #[doc(hidden)]
     const IS_DECORATOR: bool = false;
@@ -144,7 +142,7 @@ pub trait Build {
     fn build(&self, device: &Arc<CudaDevice>, streams: &Arc<StreamPool>) -> Built;
 }
 
-/// A resource, and the probe below it where it is a decorator.
+/// A resource, and the probe below it if it is a decorator.
 #[doc(hidden)]
 pub struct Built {
     resource: BoxedResource,
@@ -172,10 +170,10 @@ impl<W: Fn(BoxedResource) -> BoxedResource> Build for Decorates<W> {
 }
 
 impl<W: Fn(BoxedResource) -> BoxedResource> Suite<Decorates<W>> {
-    /// A suite for a decorator: `wrap` puts it over a resource.
+    /// Makes a suite for a decorator, which `wrap` puts over a resource.
     ///
-    /// The resource below is a budget over the async resource that notes which of its methods are called. The checks of the group
-    /// `forwarding` fail for each method that the decorator does not forward, and name it.
+    /// That resource is a budget over the async resource that records its calls. Each method that the decorator does not forward fails its
+    /// check in the group `forwarding`.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -197,9 +195,9 @@ impl<F> Suite<F>
 where
     F: Fn(&Arc<CudaDevice>, &Arc<StreamPool>) -> BoxedResource,
 {
-    /// A suite for the resources that `build` makes on a device, over the streams of a pool.
+    /// Makes a suite for the resources that `build` makes on a device with the streams of a pool.
     ///
-    /// Each check gets a new one, with nothing outstanding.
+    /// Each check gets a new resource without outstanding bytes.
     pub fn new(build: F) -> Self {
         Self { build, only: None, without: Vec::new() }
     }
@@ -213,14 +211,14 @@ impl<F: Build> Suite<F> {
         self
     }
 
-    /// Leaves out the checks whose names contain `text`; a report calls them skipped.
+    /// Skips the checks whose names contain `text`.
     #[must_use]
     pub fn without(mut self, text: &str) -> Self {
         self.without.push(text.to_owned());
         self
     }
 
-    /// Runs the checks one after the other.
+    /// Runs the checks one after another.
     pub fn run(&self, device: &Arc<CudaDevice>) -> Report {
         let wanted =
             |check: &&Check| self.only.as_deref().is_none_or(|text| check.name.contains(text));
@@ -239,7 +237,7 @@ impl<F: Build> Suite<F> {
         let pool = Arc::new(StreamPool::new(device.clone(), STREAMS));
         let built = self.build.build(device, &pool);
         let fixture = Fixture::new(device, &pool, built);
-        // On a thread that a seeded device schedules, so that it can prove a wait that never ends.
+        // Runs on a logical thread of a seeded device, which can prove that a wait never ends.
         let outcome = fixture.threads(vec![Box::new(|| {
             (check.run)(&fixture)?;
             fixture.drain()

@@ -1,4 +1,4 @@
-//! The life of a block, as `block_state` reports it.
+//! The states of a block, as `block_state` reports them.
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamId};
 
 use crate::bytes;
@@ -49,7 +49,7 @@ pub(crate) fn free_with_an_open_use(fixture: &Fixture) -> Result<(), Stop> {
             fixture.resource.prepare_block_use(id, stream.id(), access)?;
             fixture.resource.deallocate(block)?;
             fixture.state(id, BlockState::Retired, "freed with a use open")?;
-            // The work comes after the free was asked for, and before it happens.
+            // The work is queued after the call to free and before the free takes effect.
             match access.writes() {
                 true => bytes::fill(stream, id, 7, 4096)?,
                 false => _ = bytes::read(stream, id, 0, 16)?,

@@ -1,4 +1,4 @@
-//! The ordering rules. Gates make the schedules in which a missing wait shows; the race detector sees it in any.
+//! The ordering rules. Gates produce schedules in which a missing wait shows; the race detector finds it in any schedule.
 use xlog_cuda::DeviceStream;
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamLease};
 
@@ -7,7 +7,7 @@ use crate::fixture::{Fixture, Stop, ensure};
 
 const SIZE: usize = 64 << 10;
 
-/// A block, and memory to copy it to, which one stream uses.
+/// A block and memory to copy it to, for one stream.
 struct Pair {
     block: BlockId,
     copy: Target,
@@ -188,7 +188,7 @@ pub(crate) fn a_recorded_use_supersedes_nothing(fixture: &Fixture) -> Result<(),
     queue_write(fixture, pair.block, &own, 4)?;
     let gate = fixture.hold(&reader)?;
     queue_read(fixture, &pair, &reader)?;
-    // A use that does no work is no excuse to forget the read.
+    // A use without work must not discard the read.
     fixture.resource.record_block_use(&block, foreign.id())?;
     queue_write(fixture, pair.block, &own, 5)?;
     stands(&own, "a read is held")?;
@@ -228,7 +228,7 @@ pub(crate) fn a_read_that_finishes_inside_a_write_is_kept(fixture: &Fixture) -> 
         let id = pair.block;
         fixture.resource.prepare_block_use(id, writer.id(), Access::Write)?;
         bytes::fill(&writer, id, 1, SIZE)?;
-        // The caller orders the read after the write; the resource learns of both only when they finish.
+        // The caller orders the read after the write; the resource sees both only when they finish.
         reader.wait_for(&writer)?;
         let gate = fixture.hold(&reader)?;
         queue_read(fixture, pair, &reader)?;

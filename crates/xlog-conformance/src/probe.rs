@@ -1,7 +1,7 @@
-//! A resource that notes which of its methods were called, for the checks of forwarding.
+//! A resource that records its calls, for the checks of forwarding.
 //!
-//! It answers as a budget over the async resource does. Where such a stack has no answer that differs from a default, the probe gives
-//! one of its own ([`FREE_SPACE`]).
+//! It behaves like a budget over the async resource. Where that stack returns a default, the probe returns a value of its own, such as
+//! [`FREE_SPACE`].
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
@@ -23,7 +23,7 @@ pub(crate) const FREE_SPACE: FreeSpace = FreeSpace { bytes: 12_345, largest: 678
 /// The physical memory that the probe reports.
 pub(crate) const PHYSICAL_BYTES: usize = 98_765;
 
-/// The calls that a probe has seen, by method.
+/// The calls of a probe, by method.
 #[derive(Debug, Default)]
 pub(crate) struct Calls(Mutex<BTreeMap<&'static str, usize>>);
 
@@ -32,14 +32,14 @@ impl Calls {
         *self.0.lock().entry(method).or_insert(0) += 1;
     }
 
-    /// How many calls of these methods there were.
+    /// The number of calls of `methods`.
     pub(crate) fn of(&self, methods: &[&str]) -> usize {
         let calls = self.0.lock();
         methods.iter().filter_map(|method| calls.get(method)).sum()
     }
 }
 
-/// Notes every call and forwards it.
+/// Records every call and forwards it.
 pub(crate) struct Probe {
     inner: GlobalDeviceBudget<AsyncCudaResource>,
     calls: Arc<Calls>,

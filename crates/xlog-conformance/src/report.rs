@@ -4,11 +4,11 @@ use std::fmt;
 /// The outcome of one check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// The resource keeps the rule.
+    /// The resource follows the rule.
     Passed,
-    /// It does not; the text says how.
+    /// The resource breaks the rule, as the text describes.
     Failed(String),
-    /// The rule does not apply here; the text says why.
+    /// The rule does not apply, for the given reason.
     Skipped(String),
 }
 
@@ -21,7 +21,7 @@ pub struct CheckReport {
     pub outcome: Outcome,
 }
 
-/// The results of a run of the suite. It prints as one line per check.
+/// The results of a run of the suite. Its display is one line per check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a report that nobody reads proves nothing; see assert_passed"]
 pub struct Report {
@@ -34,31 +34,31 @@ impl Report {
         Self { device: device.to_owned(), checks }
     }
 
-    /// Every check, in the order they ran.
+    /// Returns every check, in execution order.
     pub fn checks(&self) -> &[CheckReport] {
         &self.checks
     }
 
-    /// The checks that failed.
+    /// Returns the failed checks.
     pub fn failed(&self) -> impl Iterator<Item = &CheckReport> {
         self.checks.iter().filter(|check| matches!(check.outcome, Outcome::Failed(_)))
     }
 
-    /// The checks that did not apply.
+    /// Returns the skipped checks.
     pub fn skipped(&self) -> impl Iterator<Item = &CheckReport> {
         self.checks.iter().filter(|check| matches!(check.outcome, Outcome::Skipped(_)))
     }
 
-    /// True when something was checked and nothing failed.
+    /// Returns true if at least one check passed and none failed.
     pub fn passed(&self) -> bool {
         self.failed().next().is_none()
             && self.checks.iter().any(|check| check.outcome == Outcome::Passed)
     }
 
-    /// For tests: fails with the whole report.
+    /// Panics with the whole report unless the suite passed. For tests.
     ///
     /// # Panics
-    /// When a check failed, or none passed.
+    /// If a check failed, or none passed.
     #[allow(clippy::panic)]
     pub fn assert_passed(&self) {
         if !self.passed() {

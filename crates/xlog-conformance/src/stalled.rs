@@ -1,4 +1,4 @@
-//! A held stream stalls its own work only.
+//! A held stream must stall only its own work.
 use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource};
 
 use crate::bytes;
@@ -39,7 +39,7 @@ pub(crate) fn reap_completed_does_not_wait(fixture: &Fixture) -> Result<(), Stop
     free.synchronize()?;
     fixture.resource.reap_completed()?;
     if fixture.resource.block_state(stuck_id) == BlockState::Freed {
-        // Its memory is ready for its own stream; see `retired_bytes_are_counted_until_reaped`.
+        // Its memory is reusable on its own stream; see `retired_bytes_are_counted_until_reaped`.
         fixture.outstanding(0, "of blocks that are gone")?;
     } else {
         fixture.outstanding(stuck_bytes, "after a reap while one of two frees is held")?;

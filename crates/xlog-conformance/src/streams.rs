@@ -1,4 +1,4 @@
-//! Streams that a resource does not know, and streams that are gone.
+//! Streams that a resource does not know, and streams that were returned to the pool.
 use xlog_cuda::device_runtime::{
     Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, StreamId, StreamPool,
 };
@@ -6,7 +6,7 @@ use xlog_cuda::device_runtime::{
 use crate::bytes;
 use crate::fixture::{Fixture, Refusal, Stop, TAG};
 
-/// A resource that knows no pool has no stream it could refuse.
+/// Skips a resource that does not know its stream pool, because it cannot refuse a stream.
 fn refuse_stream(fixture: &Fixture, stream: StreamId, what: &str) -> Result<(), Stop> {
     let allocated = fixture.resource.allocate(1024, stream, TAG);
     if let (Ok(_), false) = (&allocated, fixture.tracks()) {
@@ -70,7 +70,7 @@ pub(crate) fn a_use_outlives_its_stream(fixture: &Fixture) -> Result<(), Stop> {
     drop(open);
     let refused = fixture.resource.prepare_block_use(id, gone, Access::Read);
     Refusal::StreamMisuse.expect(refused, "a new use on a stream that was given back")?;
-    // The use that is open can still be closed, and its work is waited for.
+    // The open use can still be closed, and its work is waited for.
     fixture.resource.finish_block_use(id, gone, Access::Write)?;
     drop(held);
     fixture.work(id, &own, Access::Read, || bytes::expect(&own, id, 0, 1, 4096))?;

@@ -1,7 +1,6 @@
 //! The workloads of RMM's shared suite, with the bytes written and verified.
 //!
-//! The head and the tail of each block are written, on a stream that changes from block to block if there are several. Both are
-//! verified just before the free.
+//! The head and the tail of each block are written, on alternating streams if there are several, and verified just before the free.
 use std::collections::VecDeque;
 
 use xlog_base::Random;
@@ -15,7 +14,7 @@ use crate::fixture::{Fixture, Stop};
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// How much of each end is written.
+/// The bytes written at each end.
 const END: usize = 2 * KIB;
 
 /// A block whose ends hold a value.
@@ -57,7 +56,7 @@ impl Marked {
     }
 }
 
-/// Which stream allocates, writes and reads the nth block.
+/// The stream of the nth block.
 fn pick(streams: &[StreamLease], n: usize) -> &DeviceStream {
     &streams[n % streams.len()]
 }
@@ -71,7 +70,7 @@ pub(crate) fn sizes_of_the_shared_suite(fixture: &Fixture) -> Result<(), Stop> {
     Ok(())
 }
 
-/// 100 blocks of 1 to 5 MiB, kept, then freed in order.
+/// Allocates 100 blocks of 1 byte to 5 MiB, then frees them in order.
 fn random_kept(fixture: &Fixture, streams: &[StreamLease], seed: u64) -> Result<(), Stop> {
     let mut random = Random::new(seed);
     let mut kept = Vec::new();
@@ -86,7 +85,7 @@ fn random_kept(fixture: &Fixture, streams: &[StreamLease], seed: u64) -> Result<
     Ok(())
 }
 
-/// 200 steps: an allocation with 53 % chance while there are fewer than 100, otherwise a free of any.
+/// Makes 200 steps: an allocation with 53 % chance while fewer than 100 blocks live, otherwise a free of a random one.
 fn random_mixed(fixture: &Fixture, streams: &[StreamLease], seed: u64) -> Result<(), Stop> {
     let mut random = Random::new(seed);
     let mut live: Vec<Marked> = Vec::new();
@@ -138,11 +137,11 @@ pub(crate) fn mixed_by_four_threads(fixture: &Fixture) -> Result<(), Stop> {
     by_four_threads(fixture, random_mixed)
 }
 
-/// One thread allocates and writes on one stream, another reads and frees on another.
+/// One thread allocates and writes on one stream; another reads and frees on a second stream.
 pub(crate) fn producer_and_consumer(fixture: &Fixture) -> Result<(), Stop> {
     const BLOCKS: usize = 100;
     let [a, b] = fixture.leases()?;
-    // Empty once the producer has ended, well or not.
+    // The flag is set once the producer has ended, successfully or not.
     let queue: Mutex<(VecDeque<Marked>, bool)> = Mutex::default();
     let produce = || {
         let mut random = Random::new(5);

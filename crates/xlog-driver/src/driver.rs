@@ -1,4 +1,4 @@
-//! The driver seam: the trait that a device implements.
+//! The [`Driver`] trait, which a device implements.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::{
 /// A host function queued on a stream. It must not call the driver; releasing a [`Gate`] is allowed.
 pub type HostFn = Box<dyn FnOnce() + Send>;
 
-/// Whether work queued on a stream runs or is being recorded into a graph.
+/// The capture state of a stream: its work runs, or is recorded into a graph.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CaptureStatus {
     /// Work is run.
@@ -26,15 +26,15 @@ pub enum CaptureStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Waited {
-    /// All work that was queued before.
+    /// The wait covered all work queued before it.
     ForAll,
-    /// Work may still run of a stream that is being captured, or that was destroyed without an event.
+    /// Work may still run on a stream that is being captured, or that was destroyed without an event.
     ForSome,
 }
 
 /// One open device.
 ///
-/// The crate documentation defines which side validates what, and the rules of every implementation.
+/// The crate documentation defines who validates what, and the rules of every implementation.
 pub trait Driver: Send + Sync + fmt::Debug {
     /// Facts that do not change while the device is open.
     fn properties(&self) -> &DeviceProperties;
@@ -42,12 +42,12 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Free and total memory of the physical device now.
     fn memory_info(&self) -> DriverResult<MemoryInfo>;
 
-    /// Waits until everything queued on the device has completed. On CUDA this breaks every stream capture that is open in the process.
+    /// Waits until everything queued on the device has completed. On CUDA this invalidates every open stream capture of the process.
     fn synchronize(&self) -> DriverResult<()>;
 
-    /// Waits until everything queued on streams of [`Driver::stream_create`] has completed, also on those that were destroyed, and
-    /// leaves captures alone. A stream that is being captured is left out, with what was queued on it before: the answer says so.
-    /// A driver that leaves streams out waits for their work in `free` and `free_host`, as CUDA's calls do.
+    /// Waits for everything queued on streams of [`Driver::stream_create`], including destroyed ones, and leaves captures valid. A stream
+    /// that is being captured is left out with its earlier work; the result is then [`Waited::ForSome`]. A driver that leaves streams out
+    /// waits for their work in `free` and `free_host`, as CUDA's calls do.
     fn synchronize_streams(&self) -> DriverResult<Waited> {
         self.synchronize().map(|()| Waited::ForAll)
     }
@@ -76,26 +76,25 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// True when everything queued on `stream` has completed.
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool>;
 
-    /// Like [`Driver::stream_query`], for the housekeeping of the stream's owner: a simulated device draws no order
-    /// from the answer.
+    /// [`Driver::stream_query`] for a stream's own bookkeeping: the simulated device derives no happens-before order from the result.
     fn stream_is_idle(&self, stream: StreamHandle) -> DriverResult<bool> {
         self.stream_query(stream)
     }
 
-    /// A number that no other stream of this process ever has, unlike the handle, which is reused.
+    /// Returns a number that no other stream of this process ever has. The handle, in contrast, is reused.
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64>;
 
-    /// Whether `stream` is being captured into a graph.
+    /// Returns the capture state of `stream`.
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus>;
 
-    /// Makes later work of `stream` wait for the latest record of `event`. A never-recorded event is no wait.
+    /// Makes later work of `stream` wait for the latest record of `event`. An event that was never recorded causes no wait.
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()>;
 
-    /// The raw `CUstream`, for kernels launched by other libraries; `None` on a device that has no such thing.
+    /// Returns the raw `CUstream`, for kernels launched by other libraries; `None` on a device without one.
     fn raw_stream(&self, stream: StreamHandle) -> Option<*mut c_void>;
 
-    /// The handle of a stream that other code made. On CUDA `raw` is a `CUstream`, where null is the legacy stream; on a device with a handle
-    /// table it is a number. Default: [`DriverError::Unsupported`].
+    /// Returns the handle of a stream that other code made. On CUDA `raw` is a `CUstream`, and null is the legacy stream. On a device with
+    /// a handle table it is a number. Default: [`DriverError::Unsupported`].
     ///
     /// # Safety
     /// `raw` is a live stream of this device's context, and no call names the handle once the stream is destroyed.
@@ -109,14 +108,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Creates an event without timing.
     fn event_create(&self) -> DriverResult<EventHandle>;
 
-    /// Destroys an event. A record still pending completes unseen, and a wait that was queued for it stays.
+    /// Destroys an event. A pending record completes unobserved, and a queued wait for it stays.
     ///
     /// # Safety
     /// - The event is the caller's to destroy: no other owner uses it.
     /// - Once this has succeeded, no call names the event, on any thread. CUDA reuses the handle for another event.
     unsafe fn event_destroy(&self, event: EventHandle) -> DriverResult<()>;
 
-    /// Captures what is queued on `stream` now; an earlier record of the event is forgotten.
+    /// Captures what is queued on `stream` now, and replaces an earlier record of the event.
     fn event_record(&self, event: EventHandle, stream: StreamHandle) -> DriverResult<()>;
 
     /// True when the latest record has completed, or there is none.
@@ -136,8 +135,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `ptr` is a live block of this device, and the host has seen all work on it complete.
     unsafe fn free(&self, ptr: u64) -> DriverResult<()>;
 
-    /// Returns the memory of this device around `ptr`, if the driver knows any: an allocation or a mapping, or the part of it within
-    /// one unit of mapping.
+    /// Returns the allocation or mapping of this device that contains `ptr`, or the part of it within one mapping unit.
     fn memory_at(&self, ptr: u64) -> DriverResult<Option<MemoryRange>>;
 
     // Work.
@@ -154,13 +152,13 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> DriverResult<()>;
 
-    /// Queues a copy from the host. `src` may be reused when this returns. An error leaves the destination unspecified.
+    /// Queues a copy from the host. `src` may be reused on return. An error leaves the destination unspecified.
     ///
     /// # Safety
     /// The destination range is live memory of this device when the work runs.
     unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()>;
 
-    /// Queues a copy to the host and waits until the bytes are there. An error leaves `dst` unspecified.
+    /// Copies to the host in stream order, and waits for completion. An error leaves `dst` unspecified.
     ///
     /// # Safety
     /// The source range is live memory of this device when the work runs.
@@ -178,14 +176,14 @@ pub trait Driver: Send + Sync + fmt::Debug {
         stream: StreamHandle,
     ) -> DriverResult<()>;
 
-    /// Queues a host function. Later work of `stream` waits for it. A panic in it is swallowed. When the device is lost
-    /// before the stream gets there, it may never be run.
+    /// Queues a host function, for which later work of `stream` waits. A panic in it is caught and discarded. On a device that is lost
+    /// before `stream` reaches it, the function may never run.
     fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()>;
 
-    /// Holds `stream`: what is queued after this call runs only once the gate is released or dropped.
+    /// Holds `stream`: work queued after this call runs only once the gate is released or dropped.
     fn hold(&self, stream: StreamHandle) -> DriverResult<Gate>;
 
-    // Reports. A device that checks the order of accesses wants to know what it cannot see; every other one ignores these calls.
+    // Reports for a device that checks the order of accesses; other devices ignore these calls.
 
     /// Names a stream in the device's reports.
     fn name_stream(&self, stream: StreamHandle, name: &str) -> DriverResult<()> {
@@ -193,7 +191,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Announces that a sub-allocator hands out this range, in the order of `stream`; reports name it by `tag`.
+    /// Announces that a sub-allocator allocates this range, in the order of `stream`. Reports name the range by `tag`.
     fn begin_range(
         &self,
         ptr: u64,
@@ -205,7 +203,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Announces that a sub-allocator takes this range back, in the order of `stream`.
+    /// Announces that a sub-allocator frees this range, in the order of `stream`.
     fn end_range(&self, ptr: u64, bytes: usize, stream: StreamHandle) -> DriverResult<()> {
         let _ = (ptr, bytes, stream);
         Ok(())
@@ -213,22 +211,22 @@ pub trait Driver: Send + Sync + fmt::Debug {
 
     // Capabilities.
 
-    /// Stream-ordered pools, where the device has them.
+    /// Returns stream-ordered pools, if the device has them.
     fn async_pools(&self) -> Option<&dyn AsyncPools> {
         None
     }
 
-    /// Stream capture and graphs, where the device has them.
+    /// Returns stream capture and graphs, if the device has them.
     fn graphs(&self) -> Option<&dyn Graphs> {
         None
     }
 
-    /// Page-locked host memory, where the device has it.
+    /// Returns page-locked host memory, if the device has it.
     fn host_memory(&self) -> Option<&dyn HostMemory> {
         None
     }
 
-    /// Virtual memory management, where the device has it.
+    /// Returns virtual memory management, if the device has it.
     fn virtual_memory(&self) -> Option<&dyn VirtualMemory> {
         None
     }

@@ -1,11 +1,9 @@
-//! The errors of the driver seam.
+//! The errors of driver calls.
 
 /// Shorthand for the result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
 
-/// The failure of one driver call.
-///
-/// The variants are the decisions a caller can take, see the crate documentation.
+/// The failure of one driver call. Each variant is one decision of the caller; see the crate documentation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
@@ -40,17 +38,17 @@ pub enum DriverError {
         call: &'static str,
         /// The driver's code.
         code: u32,
-        /// The cause, as far as it is known.
+        /// The driver's description of the cause.
         reason: String,
     },
-    /// The driver answered with a code that has no variant of its own.
+    /// The driver returned a code that has no variant of its own.
     #[error("{call}: driver code {code} ({name})")]
     Code {
         /// The call that failed.
         call: &'static str,
-        /// The driver's code, known to us or not.
+        /// The driver's code.
         code: u32,
-        /// The driver's name for it, or a phrase that says that it has none.
+        /// The driver's name for the code, or a phrase that it has none.
         name: String,
     },
     /// An argument was refused and nothing was changed.
@@ -68,15 +66,15 @@ pub enum DriverError {
     Race {
         /// The synchronising call that reports it.
         call: &'static str,
-        /// The first report; all of them are in the device's list.
+        /// The first report; the device lists all of them.
         report: String,
     },
-    /// The simulated device can prove, or after its patience must assume, that the wait never ends.
+    /// The simulated device proved, or after its patience assumes, that the wait never ends.
     #[error("{call}: the wait cannot end: {reason}")]
     Deadlock {
         /// The waiting call.
         call: &'static str,
-        /// Which stream stands at which operation.
+        /// The blocked stream and its operation.
         reason: String,
     },
     /// No device could be opened.
@@ -90,7 +88,7 @@ pub enum DriverError {
 }
 
 impl DriverError {
-    /// An argument error that names the value and what would be accepted.
+    /// An argument error that names the value and the accepted values.
     pub fn invalid(
         call: &'static str,
         value: impl std::fmt::Display,

@@ -1,22 +1,22 @@
-//! The gate a held stream waits for.
+//! The gate that blocks a held stream.
 
 use std::fmt;
 
-/// Work queued on a stream after [`Driver::hold`](crate::Driver::hold) runs once this gate is released or dropped.
+/// Blocks the work queued on a stream after [`Driver::hold`](crate::Driver::hold), until released or dropped.
 ///
-/// Releasing is a plain host action: it never blocks and may happen on any thread.
+/// Releasing never blocks and is allowed on any thread.
 #[must_use = "dropping the gate releases the stream at once"]
 pub struct Gate {
     release: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl Gate {
-    /// A gate that calls `release` exactly once.
+    /// Makes a gate that calls `release` exactly once.
     pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
         Self { release: Some(Box::new(release)) }
     }
 
-    /// Lets the stream go on.
+    /// Lets the stream continue.
     pub fn release(self) {
         drop(self);
     }

@@ -1,8 +1,8 @@
-//! Handles: names, not owners. Dropping one destroys nothing, and safe code cannot forge one.
+//! Handles, which identify objects but do not own them. Dropping one destroys nothing, and safe code cannot forge a CUDA handle.
 //!
-//! A handle of the CUDA driver is an address, with the tag of the open device above it. Safe code gets one only from the device,
-//! and every call compares the tag: a foreign address never reaches the CUDA driver. A device with a handle table, such as the
-//! simulated one, uses plain numbers without a tag.
+//! A handle of the CUDA driver is an address, with the tag of the open device above it. Safe code gets one only from the device, and every
+//! call compares the tag, so a foreign address never reaches the CUDA driver. A device with a handle table, such as the simulated one, uses
+//! plain numbers without a tag.
 
 use std::fmt;
 
@@ -17,19 +17,19 @@ macro_rules! handle {
         pub struct $name(u64);
 
         impl $name {
-            /// A handle of a device with a handle table, with the low 48 bits of `number`. The CUDA driver refuses it.
+            /// Makes a handle of a device with a handle table from the low 48 bits of `number`. The CUDA driver refuses it.
             #[must_use]
             pub const fn numbered(number: u64) -> Self {
                 Self(number & ADDRESS)
             }
 
-            /// The number, or the address that the CUDA driver calls it by.
+            /// Returns the number, or the CUDA driver's address.
             #[must_use]
             pub const fn number(self) -> u64 {
                 self.0 & ADDRESS
             }
 
-            /// A handle of an open CUDA device; `None` for an address that leaves no room for the tag.
+            /// Makes a handle of an open CUDA device; `None` for an address that leaves no room for the tag.
             #[cfg(feature = "cuda")]
             pub(crate) const fn tagged(tag: u16, address: u64) -> Option<Self> {
                 if address & !ADDRESS != 0 {
@@ -38,7 +38,7 @@ macro_rules! handle {
                 Some(Self((tag as u64) << ADDRESS_BITS | address))
             }
 
-            /// The address, if the device with this tag made the handle.
+            /// Returns the address, if the device with this tag made the handle.
             #[cfg(feature = "cuda")]
             #[inline]
             pub(crate) const fn address(self, tag: u16) -> Option<u64> {
@@ -90,18 +90,18 @@ handle!(
     "executable graph"
 );
 
-/// Physical memory of one device that has no address until it is mapped. Every call that takes one is `unsafe`.
+/// Physical memory of one device, without an address until it is mapped. Every call that takes one is `unsafe`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemoryHandle(u64);
 
 impl MemoryHandle {
-    /// The memory that its device calls by this number.
+    /// Makes the handle of the memory with this number on its device.
     #[must_use]
     pub const fn numbered(number: u64) -> Self {
         Self(number)
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
@@ -120,14 +120,14 @@ impl fmt::Display for MemoryHandle {
     }
 }
 
-/// The access of a piece of work to the bytes it touches.
+/// How work accesses the bytes it touches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
-    /// The bytes are read.
+    /// Reads the bytes.
     Read,
-    /// The bytes are written without being read first.
+    /// Writes the bytes without reading them first.
     Write,
-    /// The bytes are read and written.
+    /// Reads and writes the bytes.
     ReadWrite,
 }
 

@@ -2,25 +2,25 @@
 
 use crate::{DriverResult, PoolHandle, StreamHandle};
 
-/// When a pool may hand memory that one stream freed to another stream.
+/// The conditions under which a pool reuses memory that another stream freed.
 ///
 /// Memory freed on the requesting stream is always a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ReusePolicy {
-    /// Reuse when the requesting stream is already ordered after the free.
+    /// Reuse if the requesting stream is already ordered after the free.
     pub follow_event_dependencies: bool,
-    /// Reuse when the free happens to have completed.
+    /// Reuse if the free has completed.
     pub opportunistic: bool,
-    /// When nothing else fits, make the requesting stream wait for the free.
+    /// If nothing else fits, make the requesting stream wait for the free.
     pub internal_dependencies: bool,
 }
 
 impl ReusePolicy {
-    /// All three switches on, as drivers have it by default.
+    /// All three switches on, the default of drivers.
     pub const ALL: Self =
         Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
 
-    /// Only what program order decides: the same program gets the same addresses in every run.
+    /// Reuse that depends on program order alone: every run of one program gets the same addresses.
     pub const DETERMINISTIC: Self = Self {
         follow_event_dependencies: true,
         opportunistic: false,
@@ -34,20 +34,19 @@ impl Default for ReusePolicy {
     }
 }
 
-/// How a pool is created.
+/// The options of a new pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PoolOptions {
-    /// Cached bytes the pool keeps across synchronisations.
+    /// The cached bytes that the pool keeps across synchronisations.
     pub release_threshold: u64,
     /// The maximum physical bytes of the pool; `None` leaves it to the device.
     pub max_bytes: Option<u64>,
-    /// When memory may move between streams.
+    /// The conditions for reuse between streams.
     pub reuse: ReusePolicy,
 }
 
 impl Default for PoolOptions {
-    /// Keeps everything it ever reserved: a pool that gives memory back at every synchronisation maps it again at the
-    /// next request.
+    /// Keeps all reserved memory: a pool that releases memory at every synchronisation maps it again for the next request.
     fn default() -> Self {
         Self { release_threshold: u64::MAX, max_bytes: None, reuse: ReusePolicy::ALL }
     }
@@ -71,7 +70,7 @@ pub trait AsyncPools: Send + Sync {
     /// Creates a pool on this device.
     fn pool_create(&self, options: &PoolOptions) -> DriverResult<PoolHandle>;
 
-    /// Destroys a pool. Its memory goes back when its last block is freed.
+    /// Destroys a pool. Its memory is released when its last block is freed.
     ///
     /// # Safety
     /// - The pool is the caller's to destroy: no other owner uses it.
@@ -81,13 +80,13 @@ pub trait AsyncPools: Send + Sync {
     /// Changes how many cached bytes the pool keeps across synchronisations.
     fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()>;
 
-    /// Changes when memory may move between streams.
+    /// Changes the conditions for reuse between streams.
     fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()>;
 
     /// Returns the bytes that the pool holds.
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage>;
 
-    /// Gives cached memory back until at most `keep_bytes` are reserved, or nothing more is free.
+    /// Releases cached memory until at most `keep_bytes` are reserved or no cached memory is left.
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()>;
 
     /// Allocates `bytes` in stream order: usable at once by work queued on `stream`.
@@ -98,7 +97,7 @@ pub trait AsyncPools: Send + Sync {
         stream: StreamHandle,
     ) -> DriverResult<u64>;
 
-    /// Frees a block of [`AsyncPools::alloc_async`] once `stream` gets there.
+    /// Frees a block of [`AsyncPools::alloc_async`] in stream order.
     ///
     /// # Safety
     /// `ptr` is a live block of this device, every use of it is ordered before this free, and nothing queued later

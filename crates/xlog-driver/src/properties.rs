@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Which implementation stands behind the seam.
+/// The implementation of the [`Driver`](crate::Driver) trait.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DeviceKind {
@@ -47,7 +47,7 @@ impl fmt::Debug for DeviceUuid {
 /// Facts about a device that do not change while it is open.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceProperties {
-    /// Which implementation this is.
+    /// The implementation.
     pub kind: DeviceKind,
     /// The device's index among those its driver shows to this process.
     pub ordinal: u32,
@@ -57,7 +57,7 @@ pub struct DeviceProperties {
     pub uuid: DeviceUuid,
     /// All memory of the device in bytes.
     pub total_bytes: u64,
-    /// The CUDA version the driver speaks, as 1000 × major + 10 × minor.
+    /// The driver's CUDA version, as 1000 × major + 10 × minor.
     pub driver_version: u32,
     /// Compute capability, major and minor.
     pub compute_capability: (u32, u32),
@@ -82,16 +82,16 @@ pub struct DeviceProperties {
 /// One allocation or mapping of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryRange {
-    /// Its first address.
+    /// The first address.
     pub start: u64,
-    /// Its size.
+    /// The size.
     pub bytes: u64,
 }
 
 /// Free and total memory of the physical device at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryInfo {
-    /// Bytes no process holds.
+    /// Bytes that no process holds.
     pub free: u64,
     /// All bytes.
     pub total: u64,

@@ -5,54 +5,53 @@ use crate::{DriverResult, MemoryHandle};
 /// The device's access to a mapped range.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MapAccess {
-    /// Any access faults.
+    /// Every access faults.
     None,
     /// Writes fault.
     Read,
-    /// Everything is allowed.
+    /// Reads and writes are allowed.
     ReadWrite,
 }
 
-/// Reserve addresses, create physical memory, and map one onto the other.
+/// Reserves addresses, creates physical memory, and maps one onto the other.
 ///
 /// Sizes and addresses are multiples of [`VirtualMemory::granularity`]. A new mapping has no access rights.
 pub trait VirtualMemory: Send + Sync {
-    /// The unit of every size and address below.
+    /// Returns the unit of every size and address.
     fn granularity(&self) -> usize;
 
     /// Reserves a range of addresses. `align` is 0 for any, or a power of two.
     fn reserve(&self, bytes: usize, align: usize) -> DriverResult<u64>;
 
-    /// Gives a whole reservation back.
+    /// Releases a whole reservation.
     ///
     /// # Safety
     /// `ptr` and `bytes` are a reservation in which nothing is mapped.
     unsafe fn release(&self, ptr: u64, bytes: usize) -> DriverResult<()>;
 
-    /// Takes physical memory from the device.
+    /// Allocates physical memory of the device.
     fn create(&self, bytes: usize) -> DriverResult<MemoryHandle>;
 
-    /// Gives physical memory back, once its last mapping is gone.
+    /// Frees physical memory once its last mapping is removed.
     ///
     /// # Safety
     /// - `memory` comes from [`VirtualMemory::create`] of this device, and is the caller's to destroy.
     /// - Once this has succeeded, no call names the memory, on any thread.
     unsafe fn destroy(&self, memory: MemoryHandle) -> DriverResult<()>;
 
-    /// Maps a whole piece of physical memory, created with this size, at `ptr`.
+    /// Maps a whole handle of physical memory, created with this size, at `ptr`.
     ///
     /// # Safety
     /// `ptr` and `bytes` lie in a reservation and nothing is mapped there.
     unsafe fn map(&self, ptr: u64, bytes: usize, memory: MemoryHandle) -> DriverResult<()>;
 
-    /// Takes whole mappings away.
+    /// Removes whole mappings.
     ///
     /// # Safety
-    /// The range is exactly one or more mappings, and the host has seen all work on it complete: a stream order is not
-    /// enough.
+    /// The range is exactly one or more mappings, and the host has seen all work on it complete. Stream order is not enough.
     unsafe fn unmap(&self, ptr: u64, bytes: usize) -> DriverResult<()>;
 
-    /// Sets what the device may do with a mapped range.
+    /// Sets the device's access to a mapped range.
     ///
     /// # Safety
     /// The range is exactly one or more mappings. No queued work needs rights that this call takes away.

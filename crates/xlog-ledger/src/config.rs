@@ -1,4 +1,4 @@
-//! The settings of a ledger: its location, its creation and its use.
+//! The configuration of a ledger: its location, creation and use.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub enum Sharing {
     /// Processes of this user: file 0600, directory 0700, both owned by the effective user.
     #[default]
     Private,
-    /// Processes of a group: file 0660, directory 2770. The file may belong to any member: members trust each other.
+    /// Processes of a group: file 0660, directory 2770. Any member may own the file, because members trust each other.
     Group {
         /// The group; `None` takes the group of the directory.
         gid: Option<u32>,
@@ -28,22 +28,21 @@ pub enum Sharing {
 pub struct LedgerConfig {
     /// The device.
     pub key: DeviceKey,
-    /// The limit in bytes, used only if the ledger does not exist yet. The limit of an existing file rules;
-    /// [`Ledger::set_limit`](crate::Ledger::set_limit) changes it.
+    /// The limit in bytes of a new ledger. An existing ledger keeps its limit; [`Ledger::set_limit`](crate::Ledger::set_limit) changes it.
     pub limit: Option<u64>,
     /// The directory of the files; `None` is [`LedgerConfig::default_directory`].
     pub directory: Option<PathBuf>,
     /// The users that may join.
     pub sharing: Sharing,
-    /// The number of slots of a new file: the maximum number of concurrent processes.
+    /// The number of slots of a new file, which is the maximum number of concurrent openers.
     pub slots: u32,
-    /// How many bytes a grant may hold beyond what was asked. 0 asks the file lock at every take.
+    /// The maximum bytes that a grant may hold beyond the request. With 0 every charge takes the file lock.
     pub chunk: u64,
-    /// How long the file lock is tried.
+    /// The deadline for the file lock.
     pub lock_deadline: Duration,
-    /// The name shown for this process; `None` is the name of its command.
+    /// The displayed name of this process; `None` uses its command's name.
     pub name: Option<String>,
-    /// The quota of this process. A ledger of version 1 that is in use has none: opening it is then refused
+    /// The quota of this process. A version 1 ledger that is in use has no quotas, so opening it is then refused
     /// ([`LedgerError::NoQuotas`]).
     pub quota: Option<Quota>,
 }
@@ -56,7 +55,7 @@ impl LedgerConfig {
     /// The default of [`lock_deadline`](Self::lock_deadline).
     pub const DEFAULT_LOCK_DEADLINE: Duration = Duration::from_secs(2);
 
-    /// The defaults for a device: private, no limit (an existing ledger is joined, none is created).
+    /// Makes the defaults for a device: private, without a limit, so that an existing ledger is joined and none is created.
     pub fn new(key: DeviceKey) -> Self {
         Self {
             key,
@@ -72,7 +71,7 @@ impl LedgerConfig {
     }
 
     xlog_base::setters! {
-        /// Sets the limit of a ledger that does not exist yet, in bytes.
+        /// Sets the limit of a new ledger, in bytes.
         with_limit(bytes: u64) { limit: Some(bytes) }
         /// Sets the directory.
         with_directory(directory: impl Into<PathBuf>) { directory: Some(directory.into()) }
@@ -80,25 +79,25 @@ impl LedgerConfig {
         with_sharing(sharing: Sharing) { sharing: sharing }
         /// Sets the number of slots of a new file.
         with_slots(slots: u32) { slots: slots }
-        /// Sets how many bytes a grant may hold beyond what was asked.
+        /// Sets the maximum bytes that a grant may hold beyond the request.
         with_chunk(bytes: u64) { chunk: bytes }
-        /// Sets how long the file lock is tried.
+        /// Sets the deadline for the file lock.
         with_lock_deadline(deadline: Duration) { lock_deadline: deadline }
-        /// Sets the name shown for this process.
+        /// Sets the displayed name of this process.
         with_name(name: impl Into<String>) { name: Some(name.into()) }
         /// Sets the quota of this process.
         with_quota(quota: Quota) { quota: Some(quota) }
     }
 
-    /// `~/.local/state/xlog/ledger` in the home directory that the user database has for the effective user, whatever the environment says.
+    /// Returns `~/.local/state/xlog/ledger` in the effective user's home directory as given by the user database, not by the environment.
     ///
-    /// It is `/tmp/xlog-ledger-<effective user id>` where that home directory is missing, another user's, not writable, or not on
-    /// ext2 to ext4, XFS, tmpfs or overlayfs.
+    /// The fallback is `/tmp/xlog-ledger-<effective user id>`, if that home directory is missing, belongs to another user, is not writable,
+    /// or is not on ext2 to ext4, XFS, tmpfs, ramfs or overlayfs.
     pub fn default_directory() -> LedgerResult<PathBuf> {
         crate::linux::default_directory()
     }
 
-    /// The directory in use, absolute.
+    /// The configured or default directory, as an absolute path.
     pub(crate) fn resolve_directory(&self) -> LedgerResult<PathBuf> {
         let directory = match &self.directory {
             Some(directory) => directory.clone(),
@@ -111,7 +110,7 @@ impl LedgerConfig {
         })
     }
 
-    /// Refuses what the format cannot hold.
+    /// Refuses values that the format cannot hold.
     pub(crate) fn check(&self) -> LedgerResult<()> {
         if let Some(limit) = self.limit {
             check_limit(limit)?;
@@ -137,7 +136,7 @@ impl LedgerConfig {
     }
 }
 
-/// The units of a limit, rounded down: the sum of what is granted is then never above it.
+/// The units of a limit, rounded down so that the sum of grants never exceeds it.
 pub(crate) fn check_limit(bytes: u64) -> LedgerResult<u32> {
     match u32::try_from(bytes / UNIT) {
         Ok(units) if units > 0 => Ok(units),

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Shorthand for the result of a ledger call.
 pub type LedgerResult<T> = Result<T, LedgerError>;
 
-/// The holder of the file lock according to the file. For display: it is not verified.
+/// The holder of the file lock according to the file. For display only: it is not verified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockHolder {
@@ -30,7 +30,7 @@ impl fmt::Display for LockHolder {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedgerError {
-    /// A device key that is no plain file name.
+    /// The device key is not a plain file name.
     #[error(
         "device key {key:?} is not accepted; expected 1 to 64 characters of A-Z a-z 0-9 . _ -, the first a letter or digit"
     )]
@@ -38,10 +38,10 @@ pub enum LedgerError {
         /// The key as given.
         key: String,
     },
-    /// A setting out of range.
+    /// A setting is out of range.
     #[error("{setting}: {value} is not accepted; expected {accepted}")]
     Config {
-        /// Which setting.
+        /// The setting.
         setting: &'static str,
         /// The value as given.
         value: String,
@@ -55,7 +55,7 @@ pub enum LedgerError {
         path: PathBuf,
         /// The attempted call.
         call: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// There is no ledger, and no limit to create one with.
@@ -64,7 +64,7 @@ pub enum LedgerError {
         /// The file that would have been opened.
         path: PathBuf,
     },
-    /// A link, directory, pipe or device where a file (or a directory) is expected.
+    /// The path is a link, directory, pipe or device instead of the expected kind.
     #[error("{}: is {found}, expected {expected}; remove it or choose another directory", path.display())]
     WrongKind {
         /// The path.
@@ -79,19 +79,19 @@ pub enum LedgerError {
     WrongOwner {
         /// The path.
         path: PathBuf,
-        /// Whose it is.
+        /// The owner found.
         found: String,
-        /// Whose it should be.
+        /// The expected owner.
         expected: String,
     },
-    /// More people can write to it than the configuration says.
+    /// More users can write to the path than the configuration allows.
     #[error("{}: mode {mode:04o} lets {who} write; expected {expected:04o}, repair it with chmod", path.display())]
     TooOpen {
         /// The path.
         path: PathBuf,
         /// The permission bits found.
         mode: u32,
-        /// The users that should not.
+        /// The users that should not have write access.
         who: &'static str,
         /// The permission bits expected.
         expected: u32,
@@ -101,10 +101,10 @@ pub enum LedgerError {
     ReadOnly {
         /// The file.
         path: PathBuf,
-        /// Mode or file system.
+        /// The mode or file system that forbids writing.
         reason: String,
     },
-    /// The file is shorter than its header says, or than any ledger.
+    /// The file is shorter than its header states, or than any ledger.
     #[error("{}: truncated, {size} bytes of {expected}; stop the processes that use it, then remove it", path.display())]
     Truncated {
         /// The file.
@@ -114,7 +114,7 @@ pub enum LedgerError {
         /// The size it should have.
         expected: u64,
     },
-    /// The file is no ledger, or its content is not what a ledger's can be.
+    /// The file is not a ledger, or its content is invalid.
     #[error("{}: not a valid ledger ({what}); stop the processes that use it, then remove it", path.display())]
     Damaged {
         /// The file.
@@ -132,7 +132,7 @@ pub enum LedgerError {
         /// The newest version known here.
         supported: u32,
     },
-    /// The file is another device's.
+    /// The file belongs to another device.
     #[error("{}: is the ledger of device {found:?}, expected {expected:?}; it was copied or renamed: remove it", path.display())]
     WrongKey {
         /// The file.
@@ -142,8 +142,8 @@ pub enum LedgerError {
         /// The key asked for.
         expected: String,
     },
-    /// The path names another file than the one that was opened, or that file has another size: other processes may count
-    /// elsewhere. What the own grant serves goes on.
+    /// The path names another file than the opened one, or that file changed its size, so other processes may use another account. Requests
+    /// that the process's own grant serves still succeed.
     #[error("{}: was {how} while in use; restart the processes that use this device", path.display())]
     Removed {
         /// The file.
@@ -151,8 +151,8 @@ pub enum LedgerError {
         /// The change to it.
         how: &'static str,
     },
-    /// Living processes count in a file that the path does not name: it was moved, removed or replaced, or is another default
-    /// place of the same user. Joining would make a second account of one device.
+    /// Living processes use another file as the ledger: it was moved, removed or replaced, or they have another default directory. Joining
+    /// would create a second account for one device.
     #[error(
         "{}: the ledger that is in use by living processes is another file (this one was moved, removed or replaced, or they have \
          another default directory); move that file back, or end them: grep -l {} /proc/[0-9]*/maps names them",
@@ -162,7 +162,7 @@ pub enum LedgerError {
         /// The file that would have been opened or created.
         path: PathBuf,
     },
-    /// The file lies on a file system that machines share, where the counts of one are not seen in time by another.
+    /// The file lies on a file system shared between machines, where one machine does not see another's updates in time.
     #[error("{}: lies on {kind}, which other machines may share; name a directory of a local file system", path.display())]
     NotLocal {
         /// The file.
@@ -170,12 +170,12 @@ pub enum LedgerError {
         /// The file system.
         kind: &'static str,
     },
-    /// The file has holes, and its file system has no room to fill them: to write there would end the process by SIGBUS.
+    /// The file has holes and its file system has no space to fill them, so a write could end the process by SIGBUS.
     #[error("{}: has holes that cannot be filled: {source}; free some space on its file system", path.display())]
     NoRoom {
         /// The file.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Every slot belongs to a living opener.
@@ -183,7 +183,7 @@ pub enum LedgerError {
     NoSlot {
         /// The file.
         path: PathBuf,
-        /// How many slots it has.
+        /// The number of slots.
         slots: u32,
     },
     /// The file lock was not free within the deadline.
@@ -191,12 +191,12 @@ pub enum LedgerError {
     Busy {
         /// The file.
         path: PathBuf,
-        /// How long it was tried.
+        /// The time spent waiting.
         waited: Duration,
         /// The holder, if the file names it.
         holder: Option<LockHolder>,
     },
-    /// The bytes do not fit.
+    /// The bytes do not fit into the device's limit.
     #[error("{requested} bytes do not fit: {available} of {limit} available, {own} used here, {others} by others ({})", path.display())]
     Full {
         /// The bytes asked for.
@@ -207,12 +207,12 @@ pub enum LedgerError {
         limit: u64,
         /// The bytes this opener uses.
         own: u64,
-        /// The bytes the others use, or hold in a grant that could not be recalled.
+        /// The bytes that others use, or hold in grants that could not be recalled.
         others: u64,
         /// The ledger.
         path: PathBuf,
     },
-    /// The bytes do not fit into the quota of this process.
+    /// The bytes do not fit into the process's quota.
     #[error("{requested} bytes do not fit: {available} of the process's quota of {quota} available, {own} used here ({})", path.display())]
     OverQuota {
         /// The bytes asked for.
@@ -226,7 +226,7 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// A guaranteed share that the device cannot keep beside those of other processes.
+    /// A guaranteed share exceeds what the device can guarantee beside the shares of other processes.
     #[error(
         "{requested} bytes cannot be guaranteed: {available} of {limit} are not guaranteed to other processes ({}); lower another share",
         path.display()
@@ -241,7 +241,7 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// A limit of the device below what is guaranteed to its processes.
+    /// A limit of the device is below the sum of its guaranteed shares.
     #[error(
         "a limit of {requested} bytes is below the {guaranteed} that are guaranteed to processes ({}); lower their shares first",
         path.display()
@@ -254,13 +254,13 @@ pub enum LedgerError {
         /// The ledger.
         path: PathBuf,
     },
-    /// The file is of version 1, which has no quotas, and processes are on it.
+    /// The file is of version 1, which has no quotas, and processes use it.
     #[error("{}: format version 1 has no quotas; it is upgraded when the processes that use it have ended", path.display())]
     NoQuotas {
         /// The file.
         path: PathBuf,
     },
-    /// The process whose quota was to be set has left.
+    /// The process whose quota was to be set has left the ledger.
     #[error("{}: the process has left this ledger", path.display())]
     NoProcess {
         /// The file.
@@ -274,7 +274,7 @@ pub enum LedgerError {
         /// The bytes in use.
         used: u64,
     },
-    /// The slot was released, at the end of the process or by [`Ledger::leave`](crate::Ledger::leave).
+    /// The slot was released, at process exit or by [`Ledger::leave`](crate::Ledger::leave).
     #[error("{}: this process has left the ledger; open another one to take part again", path.display())]
     Closed {
         /// The file.

@@ -1,17 +1,17 @@
 //! The layout of a ledger file: offsets, the bytes of a new file, and the validation of an existing one.
 //!
-//! The first 128 bytes never change after creation and have a checksum. The words that change at run time are separate; of these
-//! only the limit is trusted, and it is stored with its complement. Nothing here touches a file.
-//! `docs/ledger-format.md` is this file for readers of other languages.
+//! The first 128 bytes never change after creation and have a checksum. The words that change at run time are separate. Of these only the
+//! limit is validated, by its stored complement. This file performs no input or output. `docs/ledger-format.md` specifies the format for
+//! other languages.
 
 use std::path::Path;
 
 use crate::error::{LedgerError, LedgerResult};
 use crate::key::DeviceKey;
 
-/// The unit of the ledger, in bytes. A request is rounded up to it.
+/// The unit of the ledger in bytes. Requests are rounded up to it.
 pub const UNIT: u64 = 256;
-/// The largest limit, in bytes: what one word can hold.
+/// The largest limit in bytes that one word can hold.
 pub const MAX_LIMIT: u64 = u32::MAX as u64 * UNIT;
 /// The maximum number of slots of a file.
 pub const MAX_SLOTS: u32 = 4096;
@@ -19,7 +19,7 @@ pub const MAX_SLOTS: u32 = 4096;
 pub(crate) const MAGIC: [u8; 8] = *b"XLOGLDGR";
 /// The newest version. Version 1 has no quotas.
 pub(crate) const VERSION: u32 = 2;
-/// The version without quotas, which is joined as it is while processes are on it.
+/// The version without quotas. A file of it is joined unchanged while processes use it.
 pub(crate) const VERSION_1: u32 = 1;
 /// Size of the header, and offset of the first slot.
 pub(crate) const HEADER_SIZE: usize = 4096;
@@ -34,22 +34,22 @@ const AT_UNIT: usize = 32;
 const AT_KEY_LENGTH: usize = 36;
 const AT_KEY: usize = 40;
 const AT_CHECKSUM: usize = 120;
-/// End of the part that never changes.
+/// The end of the immutable part.
 pub(crate) const FIXED_SIZE: usize = 128;
 
 pub(crate) const AT_LIMIT: usize = 128;
-/// Holder of the file lock, for display; its first byte is also the byte that is locked.
+/// The holder of the file lock, for display. Its first byte is also the byte that is locked.
 pub(crate) const AT_HOLDER: usize = 192;
 pub(crate) const AT_PRESSURE: usize = 256;
-/// The byte that viewers keep locked in shared mode. Its value has no meaning.
+/// The byte that viewers lock in shared mode. Its value has no meaning.
 pub(crate) const AT_WATCH: usize = 320;
-/// Changes whenever listeners should look; they wait on it.
+/// A futex word on which listeners wait; it changes with every request to them.
 pub(crate) const AT_BELL: usize = 384;
-/// The number of asks so far.
+/// The number of asks.
 pub(crate) const AT_ASKS: usize = 388;
-/// Changes when memory is returned under pressure, and when an ask is answered; asking processes wait on it.
+/// A futex word on which asking processes wait; it changes when memory is returned under pressure and when an ask is answered.
 pub(crate) const AT_RETURNS: usize = 448;
-/// What listeners answer, eight bytes for each of the first slots.
+/// The answers of listeners, eight bytes for each of the first slots.
 pub(crate) const AT_ANSWERS: usize = 512;
 /// The number of slots that have an answer.
 pub(crate) const ANSWERS: usize = (HEADER_SIZE - AT_ANSWERS) / ANSWER_SIZE;
@@ -64,19 +64,19 @@ pub(crate) const SLOT_STARTED: usize = 24;
 pub(crate) const SLOT_NAME: usize = 32;
 pub(crate) const SLOT_NAME_SIZE: usize = 32;
 pub(crate) const SLOT_TAGS: usize = 64;
-/// Half of the word of the process id: cached units plus one, 0 if the owner does not publish them.
+/// The high half of the process id's word: cached units plus one, 0 if the owner does not publish them.
 pub(crate) const SLOT_CACHED: usize = 20;
 
 /// The quotas of the slots follow the slots.
 pub(crate) const QUOTA_SIZE: usize = 64;
-/// Limit of the slot's owner, stored as the limit of the device is; 0 if it has none.
+/// The limit of the slot's owner, stored like the device's limit; 0 if there is none.
 pub(crate) const QUOTA_LIMIT: usize = 0;
-/// Units that are kept free for the slot's owner, stored in the same way.
+/// Units guaranteed to the slot's owner, stored like the limit.
 pub(crate) const QUOTA_GUARANTEED: usize = 8;
 pub(crate) const QUOTA_NAME: usize = 32;
 pub(crate) const QUOTA_NAME_SIZE: usize = 32;
 
-/// The fixed part of a checked header.
+/// The immutable part of a validated header.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub(crate) version: u32,
@@ -85,18 +85,18 @@ pub(crate) struct Header {
     pub(crate) file_size: u64,
 }
 
-/// The size of a file of a version with this number of slots.
+/// The size of a file of `version` with this number of slots.
 pub(crate) fn file_size(version: u32, slots: u32) -> u64 {
     let each = if version == VERSION_1 { SLOT_SIZE } else { SLOT_SIZE + QUOTA_SIZE };
     HEADER_SIZE as u64 + u64::from(slots) * each as u64
 }
 
-/// Offset of the quota of a slot, in a file with this number of slots.
+/// The offset of a slot's quota in a file with this number of slots.
 pub(crate) fn quota_offset(slots: u32, index: usize) -> usize {
     slot_offset(slots as usize) + index * QUOTA_SIZE
 }
 
-/// Offset of a slot, and of the byte whose lock says that its owner lives.
+/// The offset of a slot, and of the byte that its living owner locks.
 pub(crate) fn slot_offset(index: usize) -> usize {
     HEADER_SIZE + index * SLOT_SIZE
 }
@@ -106,12 +106,12 @@ pub(crate) fn units_of(bytes: u64) -> Option<u32> {
     u32::try_from(bytes.div_ceil(UNIT)).ok()
 }
 
-/// The stored form of a limit: the units, and their complement above them.
+/// The stored form of a limit: the units in the low half and their complement in the high half.
 pub(crate) fn pack_limit(units: u32) -> u64 {
     u64::from(!units) << 32 | u64::from(units)
 }
 
-/// The units of a stored limit, `None` if it is not one.
+/// The units of a stored limit; `None` if it is invalid.
 pub(crate) fn unpack_limit(raw: u64) -> Option<u32> {
     let units = (raw & u64::from(u32::MAX)) as u32;
     (pack_limit(units) == raw && units > 0).then_some(units)

@@ -4,24 +4,24 @@ use std::fmt;
 
 use crate::error::{LedgerError, LedgerResult};
 
-/// Names the device whose bytes are counted, for example a GPU's UUID.
+/// The key of a device whose bytes are counted, for example a GPU's UUID.
 ///
-/// 1 to 64 characters out of `A-Z a-z 0-9 . _ -`, of which the first is a letter or a digit: it is used as a
-/// file name, and a key that could leave its directory or hide in it is refused.
+/// It has 1 to 64 characters out of `A-Z a-z 0-9 . _ -`, and starts with a letter or a digit. Because it is a file name, other keys, which
+/// could leave the directory or be hidden, are refused.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct DeviceKey(String);
 
 impl DeviceKey {
-    /// The longest key.
+    /// The maximum length of a key.
     pub const MAX_LENGTH: usize = 64;
 
-    /// Checks `key`.
+    /// Makes a key after validation.
     pub fn new(key: impl Into<String>) -> LedgerResult<Self> {
         let key = key.into();
         if Self::is_valid(key.as_bytes()) { Ok(Self(key)) } else { Err(LedgerError::Key { key }) }
     }
 
-    /// The key as text.
+    /// Returns the key as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -1,12 +1,12 @@
-//! The ledger of the physical bytes of one GPU, shared by all processes that use it.
+//! A ledger of the physical bytes of one GPU, shared by all processes that use it.
 //!
-//! A memory-mapped file per device, one slot per opener, one 64-bit word per slot. A request that the
-//! process's own grant serves takes no lock and makes no system call; the others are decided under a
-//! file lock that is tried with a deadline. The kernel distinguishes dead from living processes: a byte-range lock per slot ends
-//! with its process. There is no daemon and no counter that a killed process could leave wrong.
+//! The ledger is a memory-mapped file per device with one slot per opener and one 64-bit word per slot. A request that the process's own
+//! grant serves takes no lock and makes no system call. Other requests are decided under a file lock with a deadline. Each living process
+//! holds a byte-range lock on its slot, which the kernel drops when the process dies. So there is no daemon, and a killed process leaves no
+//! wrong counter.
 //!
-//! The ledger counts what its users charge; it does not stop a program that takes memory without it.
-//! `docs/ledger-format.md` has the file format, for clients in other languages.
+//! The ledger counts what its users charge; it cannot stop a program that allocates memory without it. `docs/ledger-format.md` specifies
+//! the file format for clients in other languages.
 //!
 //! ```
 //! use xlog_ledger::{DeviceKey, Ledger, LedgerConfig, LedgerView};

@@ -1,9 +1,9 @@
-//! The quota of a process: the limit of its slot, and the share that is kept free for it.
+//! The quota of a process: its limit and its guaranteed share.
 
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{MAX_LIMIT, QUOTA_NAME_SIZE, UNIT, pack_limit};
 
-/// What one process may use of a device, beside the limit that all processes share.
+/// The quota of one process on a device, in addition to the device's limit.
 ///
 /// ```
 /// use xlog_ledger::Quota;
@@ -14,15 +14,15 @@ use crate::format::{MAX_LIMIT, QUOTA_NAME_SIZE, UNIT, pack_limit};
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Quota {
-    /// The most bytes that the process may use; `None` for the limit of the device alone. Rounded down to [`UNIT`].
+    /// The maximum bytes that the process may use, rounded down to [`UNIT`]; `None` applies only the device's limit.
     pub limit: Option<u64>,
-    /// Bytes that others may not take while the process does not use them. Rounded down to [`UNIT`].
+    /// Bytes that others may not take while the process does not use them, rounded down to [`UNIT`].
     pub guaranteed: u64,
-    /// The name of the quota, such as a job's or a tenant's; shown beside the process.
+    /// The displayed name of the quota, such as a job's or a tenant's.
     pub name: Option<String>,
 }
 
-/// A quota as it is stored.
+/// The stored form of a quota's numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PackedQuota {
     pub(crate) limit: u64,
@@ -30,7 +30,7 @@ pub(crate) struct PackedQuota {
 }
 
 impl Quota {
-    /// A quota with a limit in bytes.
+    /// Makes a quota with a limit in bytes.
     pub fn limited_to(bytes: u64) -> Self {
         Self { limit: Some(bytes), ..Self::default() }
     }
@@ -38,23 +38,22 @@ impl Quota {
     xlog_base::setters! {
         /// Sets the limit, in bytes.
         with_limit(bytes: u64) { limit: Some(bytes) }
-        /// Sets the bytes that are kept free for the process.
+        /// Sets the bytes guaranteed to the process.
         with_guaranteed(bytes: u64) { guaranteed: bytes }
-        /// Sets the name. At most 31 bytes of it are stored.
+        /// Sets the name, of which at most 31 bytes are stored.
         with_name(name: impl Into<String>) { name: Some(name.into()) }
     }
 
-    /// Returns whether it has neither a limit, nor a share, nor a name.
+    /// Returns true if it has neither a limit, nor a share, nor a name.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Units that are kept free for the process.
     pub(crate) fn guaranteed_units(&self) -> u64 {
         self.guaranteed / UNIT
     }
 
-    /// The stored form, or what is not accepted.
+    /// The stored form, or an error for a value that cannot be stored.
     pub(crate) fn pack(&self) -> LedgerResult<PackedQuota> {
         let units = |setting: &'static str, bytes: u64| {
             u32::try_from(bytes / UNIT).map_err(|_| LedgerError::Config {
@@ -78,7 +77,7 @@ impl Quota {
         })
     }
 
-    /// The stored form of the name: cut at a letter, padded with zeroes, the last byte zero.
+    /// The stored form of the name: cut between characters, padded with zeroes, the last byte zero.
     pub(crate) fn name_bytes(&self) -> Vec<u8> {
         let name = self.name.as_deref().unwrap_or_default();
         let mut letters = Vec::with_capacity(QUOTA_NAME_SIZE);

@@ -1,7 +1,7 @@
 //! Snapshots of a ledger: the slots of all processes. For display and reports; no decision depends on them.
 //!
-//! The words are read one after the other while their owners go on, so the sums are those of about one moment.
-//! Names and process ids are what each process wrote of itself, with control characters taken out.
+//! The words are read one after another while their owners continue, so sums are approximate. Each process wrote its own name and id;
+//! control characters are replaced.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,7 +23,7 @@ use crate::word::Word;
 pub struct LedgerFile {
     /// The file.
     pub path: PathBuf,
-    /// The device, by the file's name.
+    /// The device, from the file's name.
     pub key: DeviceKey,
 }
 
@@ -31,25 +31,25 @@ pub struct LedgerFile {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Reclaimed {
-    /// Slots whose owner was dead.
+    /// The number of slots of dead owners.
     pub slots: u32,
-    /// Bytes that these held, used or granted.
+    /// The bytes that these slots held, used or granted.
     pub bytes: u64,
 }
 
-/// One slot, in bytes.
+/// The state of one slot, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SlotSnapshot {
-    /// Its place in the file.
+    /// The number of the slot.
     pub index: u32,
     /// The process id in its owner's namespace.
     pub pid: u32,
-    /// When its owner opened the ledger.
+    /// The time at which the owner opened the ledger.
     pub started: SystemTime,
-    /// The name of its owner's command.
+    /// The owner's name, by default its command.
     pub name: String,
-    /// Whether its owner lives. What a dead one holds goes to the next request that needs it.
+    /// True if the owner lives. The next request that needs a dead owner's bytes reclaims them.
     pub alive: bool,
     /// Bytes in use.
     pub used: u64,
@@ -57,27 +57,27 @@ pub struct SlotSnapshot {
     pub granted: u64,
     /// The peak of used bytes.
     pub peak: u64,
-    /// What its owner published last of the bytes in use, if it did.
+    /// The owner's last published part of the bytes in use, if any.
     pub memory: Option<SlotMemory>,
-    /// The tags that its owner published last, if it did.
+    /// The owner's last published tags, if any.
     pub tags: Option<SlotTags>,
-    /// The quota of its owner; empty if it has none.
+    /// The owner's quota; empty if it has none.
     pub quota: Quota,
 }
 
-/// The part of a slot's bytes in use that live blocks do not hold, as its owner published it.
+/// The published part of a slot's used bytes that live blocks do not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SlotMemory {
-    /// Bytes that its owner has cached: in no block.
+    /// Bytes that the owner has cached, outside of blocks.
     pub cached: u64,
-    /// Bytes of freed blocks that wait for work on streams.
+    /// Bytes of freed blocks with pending work on streams.
     pub pending: u64,
-    /// Whether its owner has answered the last request for cached memory. A stopped process has not.
+    /// True if the owner has answered the last request for cached memory. A stopped process has not.
     pub has_answered: bool,
 }
 
-/// A whole ledger, in bytes.
+/// The state of a whole ledger, in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Snapshot {
@@ -89,19 +89,18 @@ pub struct Snapshot {
     pub version: u32,
     /// The limit.
     pub limit: u64,
-    /// The limit less what all slots use or are granted.
+    /// The limit minus what all slots use or are granted.
     pub free: u64,
-    /// Whether processes return their grants because a request needed them and living processes hold more than seven eighths of the
-    /// limit.
+    /// True while processes return their grants: a request needed them, and living processes hold more than seven eighths of the limit.
     pub pressure: bool,
-    /// How many openers the file has room for.
+    /// The number of slots in the file.
     pub capacity: u32,
-    /// The slots with an owner, or with bytes that a dead one left.
+    /// The slots with an owner, or with a dead owner's bytes.
     pub slots: Vec<SlotSnapshot>,
 }
 
 impl Snapshot {
-    /// Reads the content of a file whose header was checked. `alive` is asked for the slots in use.
+    /// Reads the content of a file with a checked header. `alive` is called for the slots in use.
     pub(crate) fn of_bytes(
         path: PathBuf,
         header: Header,
@@ -151,7 +150,7 @@ impl Snapshot {
             version,
             limit: limit * UNIT,
             free: limit.saturating_sub(held) * UNIT,
-            // The word stays set until a request is served; the requesting processes may have ended.
+            // The word stays set until a request is served, even if the requesting processes have ended.
             pressure: u64_at(bytes, AT_PRESSURE) != 0
                 && limit.saturating_sub(held_alive) < limit.div_ceil(8),
             capacity,
@@ -159,12 +158,12 @@ impl Snapshot {
         }
     }
 
-    /// Bytes that living processes have cached, as far as they publish it.
+    /// Returns the bytes that living processes have published as cached.
     pub fn cached(&self) -> u64 {
         self.memory().map(|memory| memory.cached).sum()
     }
 
-    /// Bytes of freed blocks of living processes that wait for work on streams, as far as they publish it.
+    /// Returns the bytes that living processes have published as freed with pending work on streams.
     pub fn pending(&self) -> u64 {
         self.memory().map(|memory| memory.pending).sum()
     }
@@ -173,31 +172,31 @@ impl Snapshot {
         self.slots.iter().filter(|slot| slot.alive).filter_map(|slot| slot.memory)
     }
 
-    /// Bytes in use by all slots.
+    /// Returns the bytes in use by all slots.
     pub fn used(&self) -> u64 {
         self.slots.iter().map(|slot| slot.used).sum()
     }
 
-    /// Bytes that dead processes left, used or granted. They go to the next request that needs them.
+    /// Returns the bytes of dead processes, used or granted. The next request that needs them reclaims them.
     pub fn left_by_the_dead(&self) -> u64 {
         let dead = self.slots.iter().filter(|slot| !slot.alive);
         dead.map(|slot| slot.used.saturating_add(slot.granted)).sum()
     }
 
-    /// Bytes that are guaranteed to living processes and that they do not hold: others cannot take them.
+    /// Returns the guaranteed bytes that living processes do not hold and others cannot take.
     pub fn kept_free(&self) -> u64 {
         let living = self.slots.iter().filter(|slot| slot.alive);
         living.map(|slot| slot.quota.guaranteed.saturating_sub(slot.used + slot.granted)).sum()
     }
 
-    /// Bytes granted to all slots and not in use.
+    /// Returns the bytes granted to all slots and not in use.
     pub fn granted(&self) -> u64 {
         self.slots.iter().map(|slot| slot.granted).sum()
     }
 }
 
 impl SlotSnapshot {
-    /// Bytes of live blocks, with what their granules have beyond them; `None` if its owner does not publish that.
+    /// Returns the bytes of live blocks including the rounding to granules; `None` if the owner does not publish them.
     pub fn live(&self) -> Option<u64> {
         let memory = self.memory?;
         Some(self.used.saturating_sub(memory.cached).saturating_sub(memory.pending))
@@ -221,7 +220,7 @@ impl SlotMemory {
 }
 
 impl Quota {
-    /// The quota at an offset. A damaged part of it is shown as missing.
+    /// The quota at an offset. A damaged part counts as missing.
     fn of_bytes(bytes: &[u8], at: usize) -> Self {
         let units = |offset| unpack_quota(u64_at(bytes, at + offset)).flatten();
         let stored = |offset| units(offset).map(|units| u64::from(units) * UNIT);
@@ -234,7 +233,7 @@ impl Quota {
     }
 }
 
-/// A stored name as it may be printed: up to the first zero, without what could steer a terminal.
+/// A stored name for display: up to the first zero, with control characters replaced.
 pub(crate) fn shown(name: &[u8]) -> String {
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(name);
@@ -242,7 +241,7 @@ pub(crate) fn shown(name: &[u8]) -> String {
 }
 
 impl SlotTags {
-    /// When they were published, to a tenth of a second.
+    /// Returns the publication time, to a tenth of a second.
     pub fn published_at(&self) -> SystemTime {
         time_of(self.told)
     }

@@ -1,32 +1,32 @@
-//! The published tags of a process, in the last bytes of its slot: for display, and never trusted.
+//! The published tags of a process, in the last bytes of its slot. For display only.
 //!
-//! A checksum over the record and the slot's start rejects a record that is torn, damaged or of an earlier owner. Names are cut to
-//! fit; two long ones have room, or several short ones.
+//! A checksum over the tags and the slot's start time rejects torn or damaged tags and those of an earlier owner. Names are cut so that two
+//! long ones or several short ones fit.
 
 use crate::format::{UNIT, checksum, u32_at, u64_at};
 use crate::snapshot::shown;
 
-/// The size of a record.
+/// The bytes of the stored tags.
 pub(crate) const SIZE: usize = 64;
-/// Before the entries: the checksum, and when the record was made.
+/// The bytes before the entries: the checksum and the age.
 const HEAD: usize = 12;
 const AT_AGE: usize = 8;
-/// Before each name: its bytes and its length.
+/// The bytes before each name: its size in units and its length.
 const ENTRY: usize = 5;
-/// The longest name: so that two have room.
+/// The maximum length of a name, so that two fit.
 const LONGEST: usize = (SIZE - HEAD) / 2 - ENTRY;
-/// A name that would have to be cut shorter than this is left out.
+/// A name that would be cut shorter than this is omitted.
 const SHORTEST: usize = 6;
 /// The end of a name that was cut.
 const CUT: &str = "\u{2026}";
-/// Ages are in tenths of seconds since the slot's start.
+/// Ages are in tenths of a second since the slot's start.
 const AGE_NANOS: u64 = 100_000_000;
 
 /// The bytes of one tag, as its process published them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TagUse {
-    /// The tag, without what could steer a terminal; cut if it ends in an ellipsis.
+    /// The tag with control characters replaced; cut if it ends in an ellipsis.
     pub tag: String,
     /// Bytes of its blocks, rounded up to [`UNIT`].
     pub bytes: u64,
@@ -36,13 +36,13 @@ pub struct TagUse {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct SlotTags {
-    /// When they were published: nanoseconds since 1970, to a tenth of a second.
+    /// The publication time in nanoseconds since 1970, to a tenth of a second.
     pub(crate) told: u64,
     /// The tags, the largest first.
     pub tags: Vec<TagUse>,
 }
 
-/// The record of `tags`, the largest first, made at `now` by the owner of a slot that began at `started`.
+/// Encodes `tags`, largest first, at time `now`, for the owner of a slot that began at `started`.
 pub(crate) fn encode<'a>(
     tags: impl IntoIterator<Item = (&'a str, u64)>,
     started: u64,
@@ -71,7 +71,7 @@ pub(crate) fn encode<'a>(
     record
 }
 
-/// Decodes a record, if it is a whole one of the slot that began at `started`.
+/// Decodes the tags if they are intact and belong to the slot that began at `started`.
 pub(crate) fn decode(record: &[u8], started: u64) -> Option<SlotTags> {
     let body = record.get(AT_AGE..SIZE)?;
     if u64_at(record, 0) != sum(body, started) {
@@ -94,7 +94,7 @@ fn sum(body: &[u8], started: u64) -> u64 {
     checksum(&bytes)
 }
 
-/// A name in at most `room` bytes; empty if that is not worth it.
+/// A name in at most `room` bytes; empty if too little of it would remain.
 fn cut(name: &str, room: usize) -> String {
     if name.len() <= room {
         return name.to_owned();

@@ -1,8 +1,8 @@
 //! The word of one slot: the units that a process uses and those granted to it, in one 64-bit value.
 //!
-//! Every change of a word is one atomic replacement, so that a kill between two changes loses nothing. This file has the arithmetic
-//! alone; callers decide which process may replace which word. The total of a word (used + granted) grows only in `refill`, which
-//! needs the file lock.
+//! Every change of a word is one atomic replacement, so a kill between two changes loses nothing. This file has only the arithmetic;
+//! callers decide which process may replace which word. The total of a word (used + granted) grows only in `refill`, which needs the file
+//! lock.
 
 /// A word, unpacked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -13,24 +13,24 @@ pub(crate) struct Word {
     pub(crate) granted: u32,
 }
 
-/// How much of a grant is kept when bytes come back.
+/// The part of a grant that is kept after a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Keep {
-    /// The part of a grant that is kept above the threshold.
+    /// The units that are kept of a grant above the threshold.
     pub(crate) chunk: u32,
-    /// A grant above this is handed back down to `chunk`.
+    /// A larger grant is reduced to `chunk`.
     pub(crate) threshold: u32,
 }
 
 impl Keep {
-    /// The rule for a chunk: two chunks are kept, so that a segment that comes and goes stays in the grant.
+    /// Keeps up to two chunks, so that a segment that is repeatedly freed and allocated stays in the grant.
     pub(crate) fn of_chunk(chunk: u32) -> Self {
         Self { chunk, threshold: chunk.saturating_mul(2) }
     }
 }
 
 impl Word {
-    /// From the stored form: used in the low half, granted in the high half.
+    /// Unpacks the stored form: used units in the low half, granted units in the high half.
     pub(crate) fn unpack(raw: u64) -> Self {
         Self { used: (raw & u64::from(u32::MAX)) as u32, granted: (raw >> 32) as u32 }
     }
@@ -45,17 +45,17 @@ impl Word {
         u64::from(self.used) + u64::from(self.granted)
     }
 
-    /// The word after `units` of the grant came into use, if the grant has them and the limit of the slot allows it.
+    /// Moves `units` from the grant into use, if the grant has them and the slot's limit allows it.
     pub(crate) fn charge(self, units: u32, limit: u32) -> Option<Self> {
         Some(Self { used: self.add(units, limit)?, granted: self.granted.checked_sub(units)? })
     }
 
-    /// The units in use with `units` more. A slot above its limit may add none.
+    /// The used units plus `units`. A slot above its limit may add none.
     fn add(self, units: u32, limit: u32) -> Option<u32> {
         self.used.checked_add(units).filter(|used| *used <= limit || units == 0)
     }
 
-    /// The word after `units` went out of use, if that number is in use.
+    /// Releases `units` into the grant; `None` if fewer are in use.
     pub(crate) fn release(self, units: u32, keep: Keep) -> Option<Self> {
         let used = self.used.checked_sub(units)?;
         let granted = self.granted.saturating_add(units);
@@ -63,9 +63,8 @@ impl Word {
         Some(Self { used, granted })
     }
 
-    /// The word after `units` came into use out of the grant and of `free`, with `slack(rest)` granted beyond,
-    /// where `rest` is what is free after it. `None` if the two together have less than `units`, or `limit`, the one of the slot, does
-    /// not allow them.
+    /// Charges `units` from the grant and `free`, and grants `slack(rest)` more, where `rest` is what then remains free. `None` if grant
+    /// and `free` have fewer units, or the slot's `limit` forbids them.
     pub(crate) fn refill(
         self,
         units: u32,
@@ -79,19 +78,19 @@ impl Word {
         Some(Self { used, granted: slack(rest).min(most) as u32 })
     }
 
-    /// The word with as much of its grant as a limit of the slot leaves room for.
+    /// Reduces the grant to what the slot's limit leaves.
     pub(crate) fn within(self, limit: u32) -> Self {
         Self { used: self.used, granted: self.granted.min(limit.saturating_sub(self.used)) }
     }
 
-    /// The word with its grant handed back.
+    /// Removes the grant.
     pub(crate) fn without_grant(self) -> Self {
         Self { used: self.used, granted: 0 }
     }
 }
 
-/// How much to grant beyond a request when `rest` units stay free: a chunk, but no more than half of an even
-/// share, so that grants shrink as the ledger fills up.
+/// The units to grant beyond a request when `rest` units stay free: a chunk, but at most half of an even share, so that grants shrink as
+/// the ledger fills up.
 pub(crate) fn slack(rest: u64, chunk: u32, openers: u64) -> u64 {
     u64::from(chunk).min(rest / openers.max(1).saturating_mul(2))
 }

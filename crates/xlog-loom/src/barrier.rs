@@ -1,10 +1,10 @@
-//! What `sync::barrier` gives to a bias, from loom: both halves of the barrier are full ones.
+//! `sync::barrier` for a bias, on loom: both sides are full fences.
 
 use loom::sync::atomic::fence;
 
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// As few as a nested entry needs: each slot is one more place where threads interleave.
+/// The minimum for a nested entry, because each slot adds interleavings.
 pub(crate) const ENTRY_SLOTS: usize = 2;
 
 pub(crate) fn light() {

@@ -1,4 +1,4 @@
-//! Who may change something without a lock, and how that is taken away.
+//! Biased access without a lock, and its revocation.
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Mutex};
@@ -63,7 +63,7 @@ fn only_the_owner_enters_and_not_twice() {
     });
 }
 
-/// What a mutex does that was not entered at once: whom a visitor kept out owns it still, others take it away.
+/// Steps as a mutex does that could not be entered at once: an owner after a temporary revocation enters again, another thread revokes.
 fn step_through_the_lock(bias: &Bias, lock: &Mutex<()>, count: &AtomicU32) -> bool {
     let locked = lock.lock().unwrap();
     let held = bias.enter();
@@ -106,7 +106,7 @@ fn an_owner_kept_out_by_a_visit_goes_on_alone_and_as_the_owner() {
     });
 }
 
-/// A thing with its lock, that two threads step through at the same time would lose a step.
+/// A counter with its lock. Two concurrent steps would lose one.
 #[derive(Default)]
 struct Shared {
     bias: Bias,
@@ -119,7 +119,7 @@ impl Shared {
         self.count.store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Takes the bias away, steps, and owns it from then on.
+    /// Revokes the bias, steps, and becomes the owner.
     fn step_and_claim(&self) {
         let _locked = self.lock.lock().unwrap();
         self.bias.revoke();
@@ -127,7 +127,7 @@ impl Shared {
         assert!(self.bias.claim());
     }
 
-    /// As the lock does: by the bias if it is this thread's, else by taking it away.
+    /// Steps like the lock: by the bias if this thread owns it, else after revoking it.
     fn step_by_any_means(&self) {
         match self.bias.enter() {
             Some(_held) => self.step(),
@@ -140,7 +140,7 @@ impl Shared {
     }
 }
 
-/// A former owner that comes too late announces itself while the next owner is inside, and a third thread revokes that.
+/// A late former owner announces itself while the next owner is inside and a third thread revokes.
 #[test]
 fn a_late_former_owner_hides_no_later_one() {
     let mut model = loom::model::Builder::new();
@@ -211,7 +211,7 @@ fn a_successor_sees_what_the_ended_owner_did_and_is_kept_out_like_it() {
                 threads::end();
             })
         };
-        // No join orders the owner's steps before this thread's: only the record does.
+        // No join orders the owner's steps before this thread's; only the record does.
         threads::current_or_new();
         shared.step_by_any_means();
         owner.join().unwrap();
@@ -240,7 +240,7 @@ fn an_owner_inside_of_one_enters_others_while_there_are_slots_and_none_twice() {
         if inner.is_some() {
             assert!(shared[2].bias.enter().is_none(), "no slot is left");
             shared[1].step();
-            // Not in the order they were entered in.
+            // Not in the order of entry.
             drop(outer);
             assert!(shared[1].bias.enter().is_none(), "it is inside already");
             assert!(shared[0].bias.enter().is_some(), "it was left");

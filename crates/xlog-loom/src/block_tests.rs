@@ -1,4 +1,4 @@
-//! The word of a block: uses on its own stream, at home, by its owner and beside it, and the free.
+//! The state word of a block: uses on its own stream, unshared, biased and under the lock, and the free.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -20,7 +20,7 @@ fn of_two_threads_that_free_twins_one_wins() {
     });
 }
 
-/// The part of a record that the lock guards.
+/// The part of a block's metadata that the lock guards.
 #[derive(Default)]
 struct Locked {
     free_on_close: bool,
@@ -34,7 +34,7 @@ struct Block {
 }
 
 impl Block {
-    /// As the resource closes a use of the own stream.
+    /// Closes a use of the own stream like the resource.
     fn close(&self, writes: bool) {
         if self.state.close(5, writes, 1, &self.stamps) == Attempt::Done {
             return;
@@ -44,7 +44,7 @@ impl Block {
 
     fn close_locked(&self, writes: bool) {
         let mut locked = self.locked.lock().unwrap();
-        // Before it is counted no more: from then on the block can be freed without the lock.
+        // Stamped before the count drops, because from then on the block can be freed without the lock.
         self.state.stamp_counted(writes, 1, &self.stamps);
         assert!(self.state.close_counted(5, writes), "the use was open");
         if locked.free_on_close && !self.state.has_open() {
@@ -53,7 +53,7 @@ impl Block {
         }
     }
 
-    /// As the resource frees a block.
+    /// Frees a block like the resource.
     fn free(&self) {
         let mut locked = self.locked.lock().unwrap();
         assert!(self.state.retire(5));
@@ -95,7 +95,7 @@ fn a_block_returned_while_uses_close_is_freed_once_and_not_before_the_last() {
     });
 }
 
-/// As a pool frees a block that may be at home: by whoever holds the memory of its stream, or by the word.
+/// Frees a block that may be unshared, like a pool: under the lock of its stream's memory, or by the state word.
 fn free_from_home(state: &StateWord, memory: &Mutex<u32>) -> bool {
     {
         let mut freed = memory.lock().unwrap();
@@ -199,14 +199,14 @@ fn another_stream_that_comes_in_sees_every_use_the_quick_way_finished_before() {
         assert!(block.0.inflate(5));
         let seen = block.1.swap_out().0;
         let quick = own.join().unwrap();
-        // Closed without the lock means: before the other stream came in.
+        // Closed without the lock means closed before the other stream's use.
         if quick {
             assert_eq!(seen, 4);
         }
     });
 }
 
-/// A block that belongs to this thread.
+/// Makes a block that is biased to this thread.
 fn granted() -> Arc<Block> {
     let block = Arc::new(Block {
         state: StateWord::<()>::default(),
@@ -240,7 +240,7 @@ fn a_block_taken_from_its_owner_while_it_opens_a_use_is_not_freed_under_it() {
 }
 
 impl Block {
-    /// As the resource opens a use: without the lock, or, where the block is another thread's, with it.
+    /// Opens a use like the resource: without the lock, or with it if the block is biased to another thread.
     fn open(&self, writes: bool) {
         if self.state.open(5, writes) == Attempt::Done {
             return;
@@ -315,7 +315,7 @@ fn a_thread_that_lost_its_block_while_it_entered_does_not_hide_the_next_owner() 
 #[test]
 fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
     loom::model(|| {
-        // The own stream finished at 7 through the lock; its next use, and one of another stream, come at once.
+        // The own stream finished at 7 through the lock; its next use and one of another stream are concurrent.
         let (state, stamps) = (StateWord::<()>::default(), OwnStamps::default());
         let block = Arc::new((state, stamps, Mutex::new(false)));
         block.0.begin(5);
@@ -343,7 +343,7 @@ fn what_the_lock_gave_to_the_quick_way_is_seen_by_the_next_stream() {
             stamps.swap_out().0
         };
         match own.join().unwrap() {
-            // It found the other stream there, and would have gone on through the lock.
+            // It found the other stream's use and would continue through the lock.
             None => assert_eq!(seen, 0),
             Some(Attempt::Done) => assert_eq!(seen, 8, "closed without the lock is closed before"),
             Some(attempt) => {
@@ -361,7 +361,7 @@ fn a_block_freed_without_the_lock_has_the_stamps_of_all_its_uses() {
         assert!(block.state.open_biased(5, true));
         let closer = {
             let block = Arc::clone(&block);
-            // As beside a thread that owns the block.
+            // Closes under the lock, as beside a thread that owns the block.
             thread::spawn(move || block.close_locked(true))
         };
         let freed = block.state.retire_quiet(5) == Attempt::Done;
@@ -372,13 +372,13 @@ fn a_block_freed_without_the_lock_has_the_stamps_of_all_its_uses() {
     });
 }
 
-/// Another stream comes in, as the resource lets it: what the own stream wrote, and whether it announced that.
+/// Starts a use of another stream like the resource. Returns the own stream's write stamp, and whether it was announced.
 fn come_in(state: &StateWord, stamps: &OwnStamps) -> (u64, bool) {
     assert!(state.inflate(5));
     (stamps.swap_out().0, state.is_announced())
 }
 
-/// A block allocated at stamp 1, with so many reads of the own stream open.
+/// Makes a block allocated at stamp 1, with `readers` open reads of the own stream.
 fn read_by(readers: u32) -> Arc<(StateWord, OwnStamps)> {
     let block = Arc::new((StateWord::<()>::default(), OwnStamps::default()));
     block.1.begin(1);
@@ -444,7 +444,7 @@ fn a_use_that_is_finished_twice_announces_nothing_of_the_next_block() {
 fn a_use_that_is_finished_twice_closes_none_of_the_next_block() {
     loom::model(|| {
         let block = read_by(1);
-        // The twin holds the block's lock; closing and freeing need none.
+        // The twin holds the block's lock; closing and freeing need no lock.
         let twin = {
             let block = Arc::clone(&block);
             thread::spawn(move || block.0.close_counted(5, false))

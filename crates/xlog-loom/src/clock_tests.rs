@@ -1,4 +1,4 @@
-//! Clocks: what an event claims, what a stream knows of others, which events may be used again.
+//! Clocks: what an event covers, what a stream knows of others, and which events may be reused.
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -6,19 +6,18 @@ use loom::thread;
 use crate::clock::{Begun, ClockHeader, Cover, StreamClock};
 use crate::vector_clock::VectorClock;
 
-/// What stands in the queue of a stream.
+/// An entry in the queue of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Queued {
     Work,
     /// An event with this number.
     Event(u64),
-    /// The same for one that was used before.
+    /// A recycled event with this number.
     Again(u64),
     /// A wait for an event of the other stream that covers this stamp.
     Wait(u64),
 }
 
-/// A stream: its clock, and the driver's queue.
 struct Stream {
     clock: StreamClock<u64, Box<ClockHeader>>,
     queue: Mutex<Vec<Queued>>,
@@ -32,13 +31,13 @@ impl Stream {
         })
     }
 
-    /// Queues work and finishes it: returns its stamp.
+    /// Queues work, finishes it, and returns its stamp.
     fn work(&self) -> u64 {
         self.queue.lock().unwrap().push(Queued::Work);
         self.clock.now()
     }
 
-    /// Records an event: returns what it covers.
+    /// Records an event and returns what it covers.
     fn record(&self, number: u64) -> u64 {
         let begun = self.begin();
         self.queue.lock().unwrap().push(Queued::Event(number));
@@ -46,7 +45,7 @@ impl Stream {
         begun.covers
     }
 
-    /// A stream with an event that was used before.
+    /// Makes a stream with a recyclable event.
     fn with_spare(key: u32, number: u64) -> Arc<Self> {
         let stream = Self::new(key);
         let covers = stream.record(number);
@@ -54,12 +53,12 @@ impl Stream {
         stream
     }
 
-    /// Where something stands in the queue.
+    /// The position of an entry in the queue.
     fn place_of(&self, what: Queued) -> Option<usize> {
         self.queue.lock().unwrap().iter().position(|queued| *queued == what)
     }
 
-    // To a clock a thread is as good as another: its lock is a mutex here.
+    // The clock does not depend on the thread: its lock is a mutex here.
 
     fn begin(&self) -> Begun<u64> {
         self.clock.begin()
@@ -106,7 +105,7 @@ fn an_event_never_claims_work_that_was_queued_after_it() {
             }
         }
         assert_ne!(mine, theirs, "two events cover the same stamps only by accident");
-        // Whoever asks for the stamp finds an event that covers it, or none.
+        // A lookup of the stamp finds an event that covers it, or none.
         if let Some(found) = stream.clock.find(stamp) {
             assert!(found.covers >= stamp);
             assert!(at(Queued::Work) < at(Queued::Event(found.event)));
@@ -139,7 +138,7 @@ fn nobody_skips_a_wait_that_is_not_queued_yet() {
     });
 }
 
-/// Makes `b` wait on `a` as a stream does, by event 6 if no other can be found or recycled. True if the event was recorded before.
+/// Makes `b` wait on `a` like a stream, by event 6 if none can be found or recycled. True if the event was recorded before.
 fn wait_on(b: &Stream, a: &Stream, stamp: u64) -> bool {
     let mut joined_clock = None;
     let cover = a.find_or_begin(stamp, b.clock.slot(), &mut joined_clock);
@@ -212,7 +211,7 @@ fn an_event_is_not_used_again_before_it_is_recorded() {
             let a = Arc::clone(&a);
             thread::spawn(move || {
                 let Begun { covers, recycled } = a.begin();
-                // The other one may have taken the only event there is.
+                // The other thread may have taken the only event.
                 let Some(event) = recycled else { return };
                 a.queue.lock().unwrap().push(Queued::Again(event));
                 a.recorded(covers, event);
@@ -239,7 +238,7 @@ fn a_found_event_is_not_used_again_before_the_wait_is_queued() {
             let (a, b) = (Arc::clone(&a), Arc::clone(&b));
             thread::spawn(move || {
                 a.clock.completed_up_to(stamp);
-                // What rests is looked at again when an event is needed.
+                // Retired events are checked again when an event is needed.
                 let reused = a.begin().recycled == Some(7);
                 (reused, b.queue.lock().unwrap().is_empty())
             })
@@ -280,7 +279,7 @@ fn what_a_stream_saw_by_a_recorded_tail_travels_only_with_events_recorded_after_
 #[test]
 fn what_a_stream_saw_travels_only_with_events_recorded_after_its_wait() {
     loom::model(|| {
-        // c waits for an event of b; it may believe that it follows a only if b's wait for a stands before that event.
+        // c waits for an event of b. It may assume that it follows a only if b's wait for a was queued before that event.
         let (a, b, c) = (Stream::new(1), Stream::new(2), Stream::new(3));
         let stamp = a.work();
         a.record(1);
@@ -327,7 +326,7 @@ fn an_event_that_somebody_names_to_the_driver_is_not_used_again() {
         let pinned = stream.begin().recycled;
         assert_ne!(pinned, Some(named));
         stream.clock.unpin();
-        // The other one may have come before or after the pin was given up.
+        // The other thread may have run before or after the pin was released.
         let _ = reuser.join().unwrap();
     });
 }

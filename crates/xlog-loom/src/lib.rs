@@ -1,8 +1,8 @@
-//! The concurrent core of ordering, and the quotas of the budget, under a model checker.
+//! The concurrent core of ordering and the quotas of the budget, under a model checker.
 //!
-//! `bias`, `clock`, `state_word` and `quota` are compiled here from the very files the runtime uses, over loom's atomics and locks: loom
-//! runs every interleaving of the threads below. A model driver stands for a stream: a list of what was queued on it, in order, behind one
-//! lock, which is all the core asks of a driver.
+//! `bias`, `clock`, `state_word` and `quota` are compiled here from the runtime's own files, with loom's atomics and locks. Loom runs every
+//! interleaving of the threads below. A model driver represents a stream: an ordered list of its queued work behind one lock, which is all
+//! that the core requires of a driver.
 
 #![forbid(unsafe_code)]
 

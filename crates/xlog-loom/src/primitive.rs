@@ -1,4 +1,4 @@
-//! What `ordering::primitive` and `budget::primitive` give, from loom.
+//! `ordering::primitive` and `budget::primitive`, on loom.
 
 pub(crate) use loom::sync::Arc;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -7,7 +7,7 @@ pub(crate) use crate::bias::{Bias, BiasedSection};
 pub(crate) use crate::sharded::Sharded;
 pub(crate) use crate::threads::thread_index;
 
-/// Made at once: who makes it first is the matter of a crate.
+/// Initialised at once: racing initialisation is the business of a tested crate.
 #[derive(Debug, Default)]
 pub(crate) struct Lazy<T>(Box<T>);
 
@@ -21,7 +21,7 @@ impl<T> Lazy<T> {
     }
 }
 
-/// To the credits a biased mutex is a mutex like any other; what makes it quick is not modelled here.
+/// A plain mutex: the quotas do not depend on the bias, which is not modelled here.
 #[derive(Debug)]
 pub(crate) struct BiasedMutex<T>(Mutex<T>);
 
@@ -55,7 +55,7 @@ impl<T> Mutex<T> {
     }
 }
 
-/// The same for what is locked by a closure.
+/// Loom's mutex with an access by closure.
 #[derive(Debug)]
 pub(crate) struct Lock<T>(loom::sync::Mutex<T>);
 
@@ -68,7 +68,7 @@ impl<T> Lock<T> {
         body(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// As if the bias were always this thread's.
+    /// Behaves as if the bias always belonged to this thread.
     pub(crate) fn is_local(&self) -> bool {
         true
     }

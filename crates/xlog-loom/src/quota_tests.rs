@@ -1,4 +1,4 @@
-//! Every interleaving of threads that take, fail and free against a limit.
+//! Every interleaving of threads that charge, fail and release against a limit.
 
 use loom::thread;
 
@@ -6,16 +6,16 @@ use crate::primitive::{Arc, Mutex};
 use crate::quota::{AuditSnapshot, Charge, ThreadQuotas};
 use crate::tree::DEVICE;
 
-/// What a budget does around a resource that counts bytes.
+/// A budget around a resource that counts bytes.
 struct Model {
     quotas: ThreadQuotas<(), 2>,
     limit: usize,
-    /// The lowest that the limit is.
+    /// The minimum of the limit over the test.
     least: usize,
     below: Mutex<Below>,
 }
 
-/// The resource, and the most that each thread has seen it use since its call began.
+/// The resource, and for each thread the maximum use since its call began.
 struct Below {
     used: usize,
     most: [usize; 2],
@@ -39,7 +39,7 @@ impl Model {
         Arc::new(Self { quotas: ThreadQuotas::new(limit), limit, least, below })
     }
 
-    /// True when granted; a refusal is checked. `works` says what the resource does.
+    /// Charges and allocates. Returns true if granted; a refusal is checked. `works` is the outcome of the resource.
     fn allocate(&self, thread: usize, bytes: usize, works: bool) -> bool {
         {
             let mut below = self.below.lock();
@@ -66,7 +66,7 @@ impl Model {
         true
     }
 
-    /// As a request does whose deadline is far away.
+    /// Audits like a request with a distant deadline.
     fn audit_until_certain(&self, bytes: usize) -> bool {
         loop {
             match audit(&self.quotas, bytes) {
@@ -182,7 +182,7 @@ fn a_limit_lowered_meanwhile_loses_nothing() {
     });
 }
 
-/// The other thread's charge never ends while this one asks: it is held below. What fits beside it is granted all the same.
+/// The other thread's charge never ends during this call. What fits beside it is granted anyway.
 #[test]
 fn a_charge_in_flight_closes_nothing() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! What `sync::threads` gives to a bias, from loom: the records, which thread has which, and what a thread hands over at its end.
+//! `sync::threads` for a bias, on loom: the records, their threads, and the hand-over at a thread's end.
 
 use std::cell::Cell;
 
@@ -6,7 +6,7 @@ use loom::sync::Mutex;
 
 use crate::thread_record::{NO_THREAD, ThreadRecord};
 
-/// Ids from 1 on; the first stands for threads without a record.
+/// The number of records; record 0 stands for threads without one.
 const RECORDS: u32 = 6;
 
 loom::lazy_static! {
@@ -14,7 +14,7 @@ loom::lazy_static! {
         let of = |id| ThreadRecord::new(if id == 0 { NO_THREAD } else { id });
         (0..RECORDS).map(of).collect()
     };
-    /// Ids that no thread has; the last is given out first.
+    /// Ids of unused records; the last is used first.
     static ref FREE: Mutex<Vec<u32>> = Mutex::new((1..RECORDS).rev().collect());
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn record(id: u32) -> Option<&'static ThreadRecord> {
     TABLE.get(id as usize)
 }
 
-/// The last thing that a thread does: the next one that needs a record takes over its.
+/// Ends a thread: the next one that needs a record takes over its record.
 pub(crate) fn end() {
     let id = ID.with(|id| id.replace(0));
     if let Some(record) = record(id).filter(|_| id != 0) {

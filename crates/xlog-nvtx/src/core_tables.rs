@@ -1,6 +1,6 @@
-//! The core handshake: tables into which a tool stores its functions. Of all of them only those for domains are used here.
+//! The core handshake: tables into which a tool stores its functions. Only the functions for domains are used.
 //!
-//! Invariant: the tables live as long as the process and never move, since a tool may write to them at any time.
+//! Invariant: the tables live as long as the process and never move, because a tool may write to them at any time.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::layout::{CallbackTable, DomainCreate, DomainDestroy, NVTX_VERSION, Slot, VersionTable};
 
-/// How many functions each module has, the unused number 0 counted, by the number of the module.
+/// The number of functions of each module, including the unused number 0, indexed by module.
 const MODULES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
-/// The module with the functions for domains, and their numbers in it.
+/// The module of the functions for domains, and their numbers in it.
 const DOMAINS: usize = 5;
 const DOMAIN_CREATE: usize = 12;
 const DOMAIN_DESTROY: usize = 14;
@@ -21,7 +21,7 @@ const VERSION: u32 = 3;
 
 type Cell = AtomicPtr<c_void>;
 
-/// The slots of one module, and the table of their addresses: nothing at number 0 and behind the last.
+/// The slots of one module and the table of their addresses, with null at number 0 and after the last.
 struct Module {
     slots: &'static [Cell],
     table: &'static [AtomicPtr<*const c_void>],
@@ -45,7 +45,7 @@ impl Module {
     }
 }
 
-/// The function of this number that a tool stored.
+/// The function that a tool stored under `number`.
 fn domain_function(number: usize) -> Option<*const c_void> {
     let stored = modules().get(DOMAINS)?.slots.get(number)?.load(Ordering::Acquire).cast_const();
     (!stored.is_null()).then_some(stored)
@@ -61,7 +61,7 @@ pub(crate) fn domain_destroy() -> Option<DomainDestroy> {
     domain_function(DOMAIN_DESTROY).map(|function| unsafe { std::mem::transmute(function) })
 }
 
-/// Gives a tool the table of this number; nothing for one that does not exist.
+/// Returns the table `id` to a tool; null for an unknown table.
 pub(crate) unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     static CALLBACK_TABLE: CallbackTable =
         CallbackTable { struct_size: size_of::<CallbackTable>(), module_table };
@@ -87,7 +87,7 @@ unsafe extern "C" fn module_table(
     else {
         return 0;
     };
-    // SAFETY: the tool passes places of its own to write to, or null.
+    // SAFETY: the tool passes pointers to its own memory, or null.
     unsafe {
         if let Some(table) = table.as_mut() {
             *table = found.table.as_ptr().cast();

@@ -1,8 +1,8 @@
-//! The registrations of a tool: heaps, and the regions in them that may be accessed.
+//! Registers heaps with a tool, and the regions in them that may be accessed.
 //!
-//! A heap is one driver allocation that a program splits into blocks. After its registration only its regions may be accessed. A
-//! region takes effect at host time, so it must stay registered until the work on it has completed.
-//! Addresses are numbers here. Nothing in this file reads the memory they name.
+//! A heap is one driver allocation that a program splits into blocks. After its registration only its regions may be accessed. A region
+//! takes effect at host time, so it must stay registered until the work on it has completed. This file handles addresses as numbers and
+//! reads no memory behind them.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -13,15 +13,15 @@ use crate::layout::{
 };
 use crate::tool::Tool;
 
-/// The name space of one program part in a tool. Given back when it is dropped.
+/// A tool's name space for one part of a program, released on drop.
 #[derive(Debug)]
 pub struct Domain {
     tool: Tool,
-    /// Null if the tool has no domains: the default domain.
+    /// Null, the default domain, if the tool has no domains.
     handle: *mut c_void,
 }
 
-// SAFETY: the handle is only ever passed to the tool, whose functions may be called by any thread.
+// SAFETY: the handle is only passed to the tool, whose functions may be called on any thread.
 unsafe impl Send for Domain {}
 // SAFETY: as above.
 unsafe impl Sync for Domain {}
@@ -37,7 +37,7 @@ unsafe impl Send for Heap {}
 unsafe impl Sync for Heap {}
 
 impl Domain {
-    /// A domain of this name.
+    /// Makes a domain of this name.
     #[must_use]
     pub fn new(tool: &Tool, name: &str) -> Self {
         let name = c_string(name);
@@ -49,8 +49,8 @@ impl Domain {
         Self { tool: *tool, handle }
     }
 
-    /// Registers one driver allocation as a heap: from now on only its regions may be touched. `None` when the tool refuses, as
-    /// for memory that it does not know, is mapped or came from a driver pool.
+    /// Registers one driver allocation as a heap, of which from now on only the regions may be accessed. `None` if the tool refuses, as for
+    /// memory that is mapped, came from a driver pool, or is unknown to it.
     #[must_use]
     pub fn register_heap(&self, address: u64, bytes: usize, name: &str) -> Option<Heap> {
         let name = c_string(name);
@@ -72,13 +72,13 @@ impl Domain {
         (!matches!(heap as isize, -1 | 0)).then_some(Heap(heap))
     }
 
-    /// Unregisters a heap, on which no region is left. Its memory may be freed then.
+    /// Unregisters a heap without regions, after which its memory may be freed.
     pub fn unregister_heap(&self, heap: Heap) {
         // SAFETY: the tool issued this handle, and it is released once.
         unsafe { (self.tool.heap_unregister)(self.handle, heap.0) };
     }
 
-    /// Registers a region of a heap: these bytes may be touched. It overlaps no other one.
+    /// Registers a region of a heap, whose bytes may be accessed. It must not overlap another region.
     pub fn register_region(&self, heap: &Heap, address: u64, bytes: usize, name: &str) {
         let range = VirtualRange { size: bytes, ptr: address };
         let batch = RegionsRegister {
@@ -121,7 +121,7 @@ impl Domain {
         unsafe { function(self.handle, &raw const batch) };
     }
 
-    /// Unregisters the region at this address: nothing may touch it any more.
+    /// Unregisters the region at this address, which may not be accessed any more.
     pub fn unregister_region(&self, address: u64) {
         let batch = RegionsUnregister {
             compat: COMPAT_MEMORY,
@@ -147,7 +147,7 @@ impl Drop for Domain {
     }
 }
 
-/// A name as C has it; one that has a zero inside ends there.
+/// Converts a name to a C string, up to its first NUL.
 fn c_string(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()

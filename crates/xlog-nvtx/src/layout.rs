@@ -1,22 +1,22 @@
 //! The binary interface between a program and a tool: numbers, structures and function types.
 //!
-//! Two interfaces meet here. The core one gives a domain; the memory extension, which is what tools such as compute-sanitizer
-//! read, gives heaps and regions. Sizes and offsets are those of a 64-bit C compiler and are checked when this is compiled.
+//! It has two parts. The core gives a domain. The memory extension, which tools such as compute-sanitizer read, gives heaps and regions.
+//! Sizes and offsets are those of a 64-bit C compiler and are checked at compile time.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// The version of NVTX that this interface is of.
+/// The NVTX version of this interface.
 pub(crate) const NVTX_VERSION: u16 = 3;
 /// The number of the memory extension.
 pub(crate) const MODULE_MEMORY: u16 = 1;
-/// The revision of its structures.
+/// The revision of the memory extension's structures.
 pub(crate) const COMPAT_MEMORY: u16 = 0x0102;
 /// The only segment of the memory extension.
 pub(crate) const SEGMENT: usize = 1;
-/// How many functions a tool may fill in.
+/// The number of functions that a tool may store.
 pub(crate) const SLOTS: usize = 63;
 
-/// Places of functions in the slots, counted from 0.
+/// The slot of each function.
 pub(crate) mod slot {
     pub(crate) const HEAP_REGISTER: usize = 0;
     pub(crate) const HEAP_UNREGISTER: usize = 1;
@@ -30,15 +30,15 @@ pub(crate) const TYPE_VIRTUAL_ADDRESS: u32 = 1;
 pub(crate) const REFERENCE_POINTER: u32 = 1;
 pub(crate) const MESSAGE_ASCII: u32 = 1;
 
-/// The table that a tool fills in.
+/// A table into which a tool stores its functions.
 #[repr(C)]
 #[derive(Debug)]
 pub struct ModuleSegment {
     /// The number of the segment.
     pub segment: usize,
-    /// How many slots it has.
+    /// The number of slots.
     pub slot_count: usize,
-    /// The slots: 0 until a tool stores the address of its function.
+    /// The slots: 0 until a tool stores a function's address.
     pub slots: *mut isize,
 }
 
@@ -50,21 +50,21 @@ pub struct ModuleInfo {
     pub version: u16,
     /// The size of this structure.
     pub struct_size: u16,
-    /// Which extension it is.
+    /// The number of the extension.
     pub module: u16,
-    /// Which revision of its structures.
+    /// The revision of its structures.
     pub compat: u16,
-    /// How many segments there are.
+    /// The number of segments.
     pub segment_count: usize,
     /// The segments.
     pub segments: *mut ModuleSegment,
-    /// A function by which a tool could ask for more; there is none.
+    /// A function for further requests of a tool; null here.
     pub export_function: *const c_void,
-    /// Further data of the extension; none.
+    /// Further data of the extension; null here.
     pub extension_info: *const c_void,
 }
 
-/// The entry point of a tool for extensions. It answers 0 when it does not want to attach.
+/// A tool's entry point for extensions. It returns 0 to refuse.
 pub type InitializeExtension = unsafe extern "C" fn(info: *mut ModuleInfo) -> c_int;
 
 pub(crate) type ExportTable = unsafe extern "C" fn(id: u32) -> *const c_void;
@@ -72,7 +72,7 @@ pub(crate) type InitializeCore = unsafe extern "C" fn(tables: ExportTable) -> c_
 pub(crate) type DomainCreate = unsafe extern "C" fn(name: *const c_char) -> *mut c_void;
 pub(crate) type DomainDestroy = unsafe extern "C" fn(domain: *mut c_void);
 
-/// A function of the core interface as a tool fills it in.
+/// A slot of the core interface, into which a tool stores a function.
 pub(crate) type Slot = *mut *const c_void;
 
 #[repr(C)]

@@ -1,9 +1,9 @@
 //! Reports the blocks of a sub-allocator to memory checkers.
 //!
-//! A checker such as compute-sanitizer knows the allocations of the driver, not the blocks that a pool splits from them. The NVTX
-//! memory extension registers them: a [heap](Domain::register_heap) for each allocation, a [region](Domain::register_region) for
-//! each block. The handshake is written from the layout of the interface; there is no header and no library to link with. Without
-//! an attached tool [`tool`] returns `None`, and nothing is called.
+//! A checker such as compute-sanitizer knows the driver's allocations, not the blocks that a pool splits from them. The NVTX memory
+//! extension registers both: a [heap](Domain::register_heap) for each allocation and a [region](Domain::register_region) for each block.
+//! This crate implements the binary interface and needs no header or library. Without an attached tool, [`tool`] returns `None` and nothing
+//! is called.
 //!
 //! ```
 //! // Without a tool there is nothing to report to.

@@ -1,8 +1,8 @@
-//! A tool that is attached to the process: how it is found, and the functions it gave.
+//! The tool that is attached to the process: its discovery, and its functions.
 //!
-//! Tools name their library in `NVTX_INJECTION64_PATH`. It is loaded once, offered the core interface and the memory extension, and
-//! stays loaded until the process ends. A tool is taken for attached if it filled in all four functions that register and
-//! unregister heaps and regions: a profiler that wants ranges only is none.
+//! `NVTX_INJECTION64_PATH` names the tool's library. The library is loaded once, offered the core interface and the memory extension, and
+//! stays loaded until the process ends. A tool counts as attached if it stored all four functions that register and unregister heaps and
+//! regions; a profiler that wants only ranges does not.
 
 use std::ffi::{OsStr, c_void};
 use std::path::{Path, PathBuf};
@@ -15,18 +15,18 @@ use crate::layout::{
     RegisterRegions, SEGMENT, SLOTS, UnregisterRegions, slot,
 };
 
-/// The environment variable by which a tool names its library.
+/// The environment variable that names a tool's library.
 pub const INJECTION_VARIABLE: &str = if cfg!(target_pointer_width = "64") {
     "NVTX_INJECTION64_PATH"
 } else {
     "NVTX_INJECTION32_PATH"
 };
 
-/// Why the library that the environment names is of no use.
+/// Errors of attaching a tool.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// It cannot be loaded.
+    /// The library cannot be loaded.
     #[error("{INJECTION_VARIABLE} names {path}, which cannot be loaded: {message}", path = path.display())]
     Load {
         /// The library.
@@ -34,7 +34,7 @@ pub enum AttachError {
         /// The message of the system's loader.
         message: String,
     },
-    /// It is no tool that knows of extensions.
+    /// The library has no entry point for extensions.
     #[error(
         "{INJECTION_VARIABLE} names {path}, which has no InitializeInjectionNvtxExtension; \
          expected a tool such as compute-sanitizer",
@@ -44,7 +44,7 @@ pub enum AttachError {
         /// The library.
         path: PathBuf,
     },
-    /// Another tool is attached already.
+    /// The search for a tool has run already, or another tool is attached.
     #[error(
         "a tool is attached already, or was looked for; inject one before the first pool is made"
     )]
@@ -67,7 +67,7 @@ type Answer = Result<Option<Tool>, AttachError>;
 
 static TOOL: OnceLock<Answer> = OnceLock::new();
 
-/// The attached tool of this process that accepts memory registrations. The search runs once.
+/// Returns the attached tool that accepts memory registrations. The search runs once.
 pub fn tool() -> Result<Option<&'static Tool>, AttachError> {
     let answer = TOOL.get_or_init(|| match std::env::var_os(INJECTION_VARIABLE) {
         Some(path) if !path.is_empty() => load(&path),
@@ -76,12 +76,12 @@ pub fn tool() -> Result<Option<&'static Tool>, AttachError> {
     answer.as_ref().map(Option::as_ref).map_err(Clone::clone)
 }
 
-/// Attaches a tool that is part of the program, for checkers and tests: `None` if it does not want memory.
+/// Attaches a tool that is part of the program, for checkers and tests. Returns `None` if it does not accept memory registrations.
 ///
-/// It has precedence over the environment, and no effect after the first call of [`tool`].
+/// It overrides the environment. After the first call of [`tool`] it fails with [`AttachError::Late`].
 ///
 /// # Safety
-/// `initialize` stores functions of the memory extension, revision 0x0102, into the slots it is given, or leaves them alone.
+/// `initialize` leaves the slots alone or stores functions of the memory extension, revision 0x0102.
 pub unsafe fn inject(
     initialize: InitializeExtension,
 ) -> Result<Option<&'static Tool>, AttachError> {
@@ -106,12 +106,12 @@ fn load(path: &OsStr) -> Answer {
         let message = source.unwrap_or_else(|| error.to_string());
         AttachError::Load { path: path.to_owned(), message }
     })?;
-    // Its functions are kept for good.
+    // The tool's functions are used until the process ends.
     let library: &'static libloading::Library = Box::leak(Box::new(library));
-    // SAFETY: this is the type of the function of this name, in every tool.
+    // SAFETY: a function of this name has this type in every tool.
     let core = unsafe { library.get::<InitializeCore>(b"InitializeInjectionNvtx2\0") };
     if let Ok(core) = core {
-        // A tool that wants no part of the core still may want memory.
+        // A tool that refuses the core may still accept memory registrations.
         // SAFETY: the tables are those of the interface, and live as long as the process.
         let _ = unsafe { core(core_tables::export_table) };
     }
@@ -119,7 +119,7 @@ fn load(path: &OsStr) -> Answer {
     let extension_entry =
         unsafe { library.get::<InitializeExtension>(b"InitializeInjectionNvtxExtension\0") };
     match extension_entry {
-        // SAFETY: a tool that exports this name keeps to the interface.
+        // SAFETY: a tool that exports this name implements the interface.
         Ok(initialize) => Ok(unsafe { extension(*initialize) }),
         Err(_) => Err(AttachError::EntryPoint { path: path.to_owned() }),
     }
@@ -130,7 +130,7 @@ fn load(path: &OsStr) -> Answer {
 /// # Safety
 /// As for [`inject`].
 unsafe fn extension(initialize: InitializeExtension) -> Option<Tool> {
-    // A tool may keep the address and fill slots in later, so they stay.
+    // A tool may keep the address and store functions later, so the slots are never freed.
     let slots: &'static mut [isize; SLOTS] = Box::leak(Box::new([0; SLOTS]));
     let slots = slots.as_mut_ptr();
     let segment = ModuleSegment { segment: SEGMENT, slot_count: SLOTS, slots };
@@ -145,7 +145,7 @@ unsafe fn extension(initialize: InitializeExtension) -> Option<Tool> {
         export_function: std::ptr::null(),
         extension_info: std::ptr::null(),
     }));
-    // SAFETY: all of it lives as long as the process; the tool keeps to the interface by the caller's promise.
+    // SAFETY: all arguments live as long as the process; the caller promises that the tool implements the interface.
     if unsafe { initialize(info) } == 0 {
         return None;
     }
@@ -168,7 +168,7 @@ unsafe fn extension(initialize: InitializeExtension) -> Option<Tool> {
     }
 }
 
-/// The address in a slot. Empty, "switched off" and the -1 of older interfaces are none.
+/// The address in a slot. 0 (empty), 1 (disabled) and -1 (older interfaces) mean none.
 fn function(value: isize) -> Option<*const c_void> {
     (!matches!(value, -1..=1)).then_some(value as *const c_void)
 }
@@ -186,7 +186,7 @@ mod tests {
         1
     }
 
-    /// Fills only what a profiler might.
+    /// Stores only what a profiler might store.
     unsafe extern "C" fn wants_names(info: *mut ModuleInfo) -> c_int {
         // SAFETY: called below with what the interface says.
         unsafe { (*(*info).segments).slots.add(slot::REGIONS_NAME).write(4096) };

@@ -1,13 +1,13 @@
-//! What this process holds on one device: the limit of the process, and its slot in the device's ledger.
+//! The account of this process on one device: the process's limit, and its slot in the device's ledger.
 //!
-//! A charge comes before the driver call, a release after it. All amounts are multiples of the ledger's unit, so that a release may
-//! have other portions than the charges.
+//! A charge precedes the driver call, and a release follows it. All amounts are multiples of the ledger's unit, so a release need not have
+//! the portions of the charges.
 //!
-//! A process that cannot get the ledger's lock in time is refused and stays in the ledger: its bytes must stay visible to others. A
-//! damaged or removed ledger is given up: the process leaves it and goes on under its own limit.
+//! If the ledger's lock is not free in time, the request is refused and the process stays in the ledger, because its bytes must stay
+//! visible to others. If the ledger is damaged or removed, the process leaves it and continues under its own limit.
 //!
-//! The limit of the process is its quota in the ledger, where an administrator may change it. Without a ledger, or in one of version 1,
-//! it is kept here.
+//! The limit of the process is its quota in the ledger, where an administrator may change it. Without a ledger, or in one of version 1, the
+//! limit is kept here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,11 +20,11 @@ use crate::driver::Driver;
 use crate::messages::{Kind, say_once};
 use crate::settings::{LedgerSetting, Settings, Whole};
 
-/// The part of a device that a new ledger leaves to contexts and displays, as a runtime's does.
+/// The bytes that a new ledger reserves for contexts and displays, like a runtime's.
 const RESERVE: u64 = 1 << 30;
-/// How long other processes are asked for memory before a refusal.
+/// The time limit for asking other processes for memory before a refusal.
 const PRESSURE_LIMIT: Duration = Duration::from_secs(1);
-/// How far the published bytes of a library may be off: 1 MiB, or a part of them. A publication costs more than a charge.
+/// The tolerated error of a library's published bytes: 1 MiB, or this part of them. A publication costs more than a charge.
 const SHOWN_STEP: u64 = 1 << 20;
 const SHOWN_PART: u64 = 64;
 /// The kinds of refusals, in logs.
@@ -32,11 +32,10 @@ const PROCESS_LIMIT: &str = "process_limit";
 const LEDGER_LIMIT: &str = "ledger_limit";
 const LEDGER_BUSY: &str = "ledger_busy";
 
-/// The account of a device.
 pub(crate) struct Account {
-    /// The limit at the start. It holds where the ledger does not keep it.
+    /// The limit at the start, used if the ledger does not keep one.
     start_limit: Option<u64>,
-    /// Whether the limit is in the ledger.
+    /// True if the ledger keeps the limit.
     has_quota: bool,
     used: AtomicU64,
     ledger: Option<Arc<Ledger>>,
@@ -44,16 +43,16 @@ pub(crate) struct Account {
     holders: Mutex<Vec<Holder>>,
 }
 
-/// The live bytes of a library that asked for memory.
+/// The live bytes that a library requested.
 struct Holder {
     library: &'static str,
     bytes: u64,
-    /// As published for viewers.
+    /// The bytes published for viewers.
     shown: u64,
 }
 
 impl Holder {
-    /// Whether the published number is too far off. The first bytes of a library are published at once, and so is the end of the last.
+    /// True if the published bytes are too inexact. A library's first and last bytes are published at once.
     fn is_due(&self) -> bool {
         let off = self.bytes.abs_diff(self.shown);
         let is_none = self.shown == 0 || self.bytes == 0;
@@ -61,7 +60,7 @@ impl Holder {
     }
 }
 
-/// Why a charge is refused.
+/// The reason why a charge is refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
     pub(crate) kind: &'static str,
@@ -69,13 +68,13 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Whether the ledger's lock was not free in time. The request has waited for it and is over: nothing this process returns helps.
+    /// True if the ledger's lock was not free in time. The request has already waited, and no memory that this process returns helps.
     pub(crate) fn is_busy(&self) -> bool {
         self.kind == LEDGER_BUSY
     }
 }
 
-/// When a request stops asking other processes; set at its first ask.
+/// The time at which a request stops asking other processes, set at its first ask.
 pub(crate) struct PressureDeadline(Option<Instant>);
 
 impl PressureDeadline {
@@ -115,8 +114,8 @@ impl Account {
         }
     }
 
-    /// Charges `bytes`, rounded by [`rounded`]. Before a refusal for want of memory `reclaim` runs once, which returns what this process
-    /// does not use; then the other processes are asked for memory that they have cached.
+    /// Charges `bytes`, rounded by [`rounded`]. If memory is short, `reclaim` first returns this process's unused memory once; then other
+    /// processes are asked for their cached memory.
     pub(crate) fn charge(&self, bytes: u64, reclaim: impl FnOnce()) -> Result<(), Refusal> {
         let mut pressure = PressureDeadline::new();
         match self.try_charge(bytes) {
@@ -125,14 +124,14 @@ impl Account {
         }
         loop {
             match self.try_charge(bytes) {
-                // Another process may take what was returned, so the charge is tried again until the time is over.
+                // Another process may take the returned bytes, so the charge is retried until the deadline.
                 Err(refusal) if self.finds_room(bytes, &refusal, &mut pressure) => {}
                 outcome => return outcome,
             }
         }
     }
 
-    /// Asks the other processes for what they have cached, after a refusal for which that can help. Returns whether `bytes` may fit now.
+    /// Asks the other processes for cached memory, if the refusal is one that this can help. Returns true if `bytes` may fit now.
     pub(crate) fn finds_room(
         &self,
         bytes: u64,
@@ -146,10 +145,10 @@ impl Account {
             && self.ledger().is_some_and(|ledger| ledger.press(bytes, left))
     }
 
-    /// Charges `bytes` if they fit as things are. They count against the limit kept here once the ledger has granted them: bytes for
-    /// which another thread waits there refuse no request.
+    /// Charges `bytes` if they fit now. The local limit counts them only after the ledger granted them, so bytes for which another thread
+    /// still waits there refuse no request.
     pub(crate) fn try_charge(&self, bytes: u64) -> Result<(), Refusal> {
-        // The ledger keeps its own quota.
+        // The ledger checks its own quota.
         let limit = self.start_limit.filter(|_| self.quotas().is_none()).unwrap_or(u64::MAX);
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= limit);
         let beyond = |used: u64| Refusal {
@@ -177,7 +176,7 @@ impl Account {
         })
     }
 
-    /// Gives `bytes` back to the ledger.
+    /// Releases `bytes` in the ledger.
     fn give(&self, bytes: u64) {
         if let Some(Err(error)) = self.ledger().map(|ledger| ledger.give(bytes)) {
             self.leave(&error);
@@ -192,13 +191,13 @@ impl Account {
         self.give(bytes);
     }
 
-    /// The smaller of the limit of the process and the one of the ledger.
+    /// The smaller of the process's limit and the ledger's.
     pub(crate) fn limit(&self) -> Option<u64> {
         let shared = self.ledger().and_then(|ledger| ledger.limit().ok());
         [self.process_limit(), shared].into_iter().flatten().min()
     }
 
-    /// The limit of the process now.
+    /// The current limit of the process.
     fn process_limit(&self) -> Option<u64> {
         match self.quotas() {
             Some(ledger) => ledger.quota_limit().ok().flatten(),
@@ -217,7 +216,7 @@ impl Account {
         let own = self.process_limit().map(|limit| limit.saturating_sub(used));
         let shared = self.ledger().and_then(|ledger| {
             let snapshot = ledger.snapshot().ok()?;
-            // Unused grants of others, and what dead processes left, are taken back when they are needed. Their shares are not.
+            // Unused grants of others and bytes of dead processes can be reclaimed. Guaranteed shares cannot.
             let living = snapshot.slots.iter().filter(|slot| slot.alive);
             let reserved = living.map(|slot| match slot.index == ledger.slot() {
                 true => slot.used,
@@ -228,18 +227,18 @@ impl Account {
         [own, shared].into_iter().flatten().min()
     }
 
-    /// Counts bytes that a library holds, for viewers.
+    /// Counts bytes that a library allocated, for viewers.
     pub(crate) fn note_held(&self, library: &'static str, bytes: u64) {
         self.change(library, |held| held.saturating_add(bytes));
     }
 
-    /// Counts bytes that a library no longer holds.
+    /// Counts bytes that a library freed.
     pub(crate) fn note_freed(&self, library: &'static str, bytes: u64) {
         self.change(library, |held| held.saturating_sub(bytes));
     }
 
-    /// Publishes a change once the published bytes of the library are too far off, whether a viewer watches or not: a program may make no
-    /// further driver call for hours. It makes no system call.
+    /// Publishes a change once a library's published bytes are too inexact, even without a viewer, because a program may make no driver
+    /// call for hours. It makes no system call.
     fn change(&self, library: &'static str, change: impl FnOnce(u64) -> u64) {
         let Some(ledger) = self.ledger() else { return };
         let mut holders = self.holders.lock();
@@ -269,7 +268,7 @@ impl Account {
             if let Some(ledger) = &self.ledger {
                 ledger.leave();
             }
-            // The slot is closed at the end of the process.
+            // At the end of the process the slot is already closed.
             if !matches!(error, LedgerError::Closed { .. }) {
                 say_once(Kind::Ledger, &format!("no longer counted in the ledger: {error}"));
             }
@@ -277,7 +276,7 @@ impl Account {
     }
 }
 
-/// Bytes as they are charged.
+/// Rounds bytes to the unit in which they are charged.
 pub(crate) fn rounded(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX - u64::MAX % UNIT)
 }
@@ -315,7 +314,7 @@ fn join(
     Ok(Some(ledger))
 }
 
-/// Sets the quota that the process starts with. Returns whether the ledger keeps its limit. What cannot be kept is reported.
+/// Sets the initial quota of the process. Returns true if the ledger keeps its limit. A guarantee that cannot be given is reported.
 fn set_quota(
     ledger: &Ledger,
     settings: &Settings,
@@ -349,7 +348,7 @@ fn set_quota(
     }
 }
 
-/// The text of an identity, which is the key of the device's ledger.
+/// The text of a device's UUID, which is the key of its ledger.
 fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::from("GPU-");
     for (at, byte) in uuid.iter().enumerate() {

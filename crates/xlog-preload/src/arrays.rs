@@ -1,6 +1,6 @@
-//! CUDA arrays. The driver does not tell how much memory an array takes: its elements are charged.
+//! CUDA arrays. The driver does not report an array's memory, so its elements are charged.
 //!
-//! Sparse arrays and those that are mapped later take no memory of their own.
+//! Sparse arrays and arrays that are mapped later have no memory of their own and are not charged.
 
 use std::ffi::c_uint;
 
@@ -48,7 +48,7 @@ impl Cubic {
     }
 }
 
-/// The bytes of one channel. Formats that are not listed count with four.
+/// The bytes of one channel; 4 for formats that are not listed.
 fn element_bytes(format: c_uint) -> u64 {
     match format {
         0x01 | 0x08 | 0xc0..=0xc2 | 0xc6..=0xc8 => 1,

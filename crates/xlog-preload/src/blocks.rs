@@ -1,7 +1,7 @@
-//! Memory with an address: `cuMemAlloc`, pitched and managed memory, and the common way of every call that takes memory.
+//! Memory with an address (`cuMemAlloc`, pitched and managed memory), and the steps common to all allocating calls.
 //!
-//! A block is removed from the table before the driver frees it and put back if that fails: once it is freed, another thread may get
-//! the same address.
+//! A block leaves the table before the driver frees it, and returns to it if that fails, because a freed address may be allocated again by
+//! another thread at once.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use crate::pools::{self, Pool};
 use crate::state::{State, existing, state};
 use xlog_base::PlaceMap;
 
-/// What a key of the table is.
+/// The kind of a table key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Space {
     Address,
@@ -27,23 +27,23 @@ pub(crate) enum Space {
     MipmappedArray,
 }
 
-/// Live memory that the driver gave under an address or the handle of an array.
+/// Live memory that the driver returned as an address or an array handle.
 #[derive(Clone)]
 pub(crate) struct Block {
     pub(crate) device: u32,
     pub(crate) bytes: u64,
-    /// Charged for this block alone; none for a block of a pool.
+    /// The bytes charged for this block alone; 0 for a block of a pool.
     pub(crate) charged: u64,
     pub(crate) pool: Option<Arc<Pool>>,
-    /// The context whose end frees it; 0 for a block of a pool, which outlives contexts.
+    /// The context whose end frees the block; 0 for a block of a pool, which outlives contexts.
     pub(crate) context: u64,
     pub(crate) library: &'static str,
 }
 
-/// The live blocks of a process.
+/// The live blocks of the process.
 pub(crate) type Blocks = PlaceMap<(Space, u64), Block>;
 
-/// A call that takes memory, before the driver sees it.
+/// An allocating call before the driver sees it.
 pub(crate) struct Request {
     pub(crate) state: &'static State,
     pub(crate) account: &'static Account,
@@ -56,7 +56,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Begins a call on the current device, or on `device`. `None` passes it on: there is no context, or no account.
+    /// Begins a call on the current device or on `device`. Without a context or an account it returns `None`, and the call is passed on.
     pub(crate) fn begin(
         device: Option<u32>,
         bytes: u64,
@@ -71,20 +71,20 @@ impl Request {
         Some(Self { state, account, device, bytes, stream, library, started })
     }
 
-    /// Adds the block that the driver gave to the table.
+    /// Adds the driver's block to the table.
     pub(crate) fn insert(&self, space: Space, place: u64, charged: u64, pool: Option<Arc<Pool>>) {
         let &Self { device, bytes, library, .. } = self;
         let context = if pool.is_none() { contexts::current(self.state) } else { 0 };
         let block = Block { device, bytes, charged, pool, context, library };
         let replaced = self.state.blocks.lock().insert((space, place), block);
         if let Some(old) = replaced {
-            // The program freed it in a way that is not intercepted, or the driver could not have given the place again.
+            // The driver reused the key, so the program freed the old block by a call that is not intercepted.
             release(self.state, place, None, &old);
         }
         self.note_taken(place, None);
     }
 
-    /// Counts and logs memory that was taken.
+    /// Counts and logs an allocation.
     pub(crate) fn note_taken(&self, place: u64, generation: Option<u64>) {
         self.account.note_held(self.library, self.bytes);
         if let Some(log) = self.state.log() {
@@ -125,7 +125,7 @@ impl Request {
     }
 }
 
-/// Logs and counts memory that was given back.
+/// A free to count and log.
 pub(crate) struct Freed {
     pub(crate) device: u32,
     pub(crate) place: u64,
@@ -161,7 +161,7 @@ impl Freed {
 pub(crate) enum Admission {
     /// Charged; the driver may be called.
     Admitted(Request),
-    /// The call is answered with this status.
+    /// The call returns this status.
     Refused(CuResult),
     /// The call is not counted.
     PassedOn,
@@ -185,7 +185,7 @@ pub(crate) fn charge(device: Option<u32>, bytes: u64, caller: usize) -> Admissio
     }
 }
 
-/// Charges, calls the driver, and adds what it gave to the table. `place` reads what the driver wrote.
+/// Charges, calls the driver, and adds its block to the table. `place` reads what the driver wrote.
 pub(crate) fn take(
     space: Space,
     bytes: u64,
@@ -210,7 +210,7 @@ pub(crate) fn take(
     result
 }
 
-/// Removes a block, calls the driver to free it, and releases its bytes.
+/// Removes a block from the table, calls the driver to free it, and releases its bytes.
 pub(crate) fn give(
     space: Space,
     place: u64,
@@ -226,7 +226,7 @@ pub(crate) fn give(
     let Some((state, block)) = removed.flatten() else { return result };
     guarded(|| match (result, block) {
         (SUCCESS, Some(block)) => release(state, place, stream, &block),
-        // It may be a block of a graph, and the last one that kept graph memory.
+        // It may be the last block of a graph, after which graph memory can be returned.
         (SUCCESS, None) if stream.is_none() => {
             graphs::correct_all(state);
         }
@@ -255,7 +255,7 @@ pub(crate) fn release(state: &State, place: u64, stream: Option<u64>, block: &Bl
 
 /// Reads a value that a successful driver call wrote.
 pub(crate) fn written<T: Copy + Default>(out: *const T) -> T {
-    // SAFETY: the driver wrote to the caller's pointer and reported success; a null pointer it would have refused.
+    // SAFETY: the driver wrote to the caller's pointer and reported success; it would have refused a null pointer.
     unsafe { out.as_ref() }.copied().unwrap_or_default()
 }
 
@@ -270,7 +270,7 @@ pub(crate) fn allocate(
     take(Space::Address, bytes as u64, caller, || unsafe { real(out, bytes) }, || written(out))
 }
 
-/// `cuMemAllocManaged`: counts in full, wherever its pages are.
+/// `cuMemAllocManaged`: charged in full, wherever its pages are.
 pub(crate) fn allocate_managed(
     real: unsafe extern "C" fn(*mut u64, usize, u32) -> CuResult,
     out: *mut u64,
@@ -283,10 +283,10 @@ pub(crate) fn allocate_managed(
     take(Space::Address, bytes as u64, caller, call, || written(out))
 }
 
-/// The pitch that is charged before the driver chooses one.
+/// The alignment of rows that is charged before the driver chooses a pitch.
 const PITCH: u64 = 512;
 
-/// `cuMemAllocPitch`: charged with rows of a multiple of [`PITCH`].
+/// `cuMemAllocPitch`: charged with rows rounded up to [`PITCH`].
 pub(crate) fn allocate_pitch(
     real: unsafe extern "C" fn(*mut u64, *mut usize, usize, usize, u32) -> CuResult,
     out: *mut u64,
@@ -303,7 +303,7 @@ pub(crate) fn allocate_pitch(
     take(Space::Address, bytes, caller, call, || written(out))
 }
 
-/// `cuMemFree`, of any memory with an address.
+/// `cuMemFree` for any memory with an address.
 pub(crate) fn free(
     real: unsafe extern "C" fn(u64) -> CuResult,
     address: u64,

@@ -1,10 +1,10 @@
-//! The library that asked for memory: the object that has the return address of the call.
+//! Attribution of a call to a library: the object that contains its return address.
 //!
-//! The CUDA runtime and Python's `ctypes` ask on behalf of others. Where a call comes from one of them, the stack is walked to the
-//! first frame outside. Return addresses are few, so names are kept by address; no lock is held while the dynamic linker is asked.
+//! The CUDA runtime and Python's `ctypes` call on behalf of others. For a call from such an intermediate object, the stack is walked to the
+//! first other frame. Names are cached by return address, of which a program has few. No lock is held while the dynamic linker is queried.
 //!
-//! A walk costs more than the rest of a call. Without a log, small requests from one return address count for the library that its last
-//! walk found, until their sum is [`WALK_STEP`]. Every record of a log has a walk of its own.
+//! A walk costs more than the rest of a call. Without a log, small requests from one return address are attributed to the result of its
+//! last walk, until their sum reaches [`WALK_STEP`]. With a log, every call is walked.
 
 use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
@@ -15,20 +15,19 @@ use crate::resolve::{file_name, object_of};
 use crate::state::State;
 use xlog_base::PlaceMap;
 
-/// Objects that call the driver for others.
+/// Objects that call the driver on behalf of others.
 const INTERMEDIATE: [&str; 5] = ["libcudart", "libcuda.so", OWN, "libffi.so", "_ctypes."];
 const OWN: &str = "libxlog_preload";
-/// Frames that are searched for the library behind such a call.
+/// The maximum number of frames searched for the library behind such a call.
 const MAX_FRAMES: usize = 32;
-/// Frames of a logged stack.
+/// The maximum number of frames of a logged stack.
 const MAX_FRAMES_OF_STACK: usize = 64;
-/// The bytes that requests from one return address may take between two walks.
+/// The bytes that requests from one return address may total between two walks.
 const WALK_STEP: u64 = 8 << 20;
 const UNKNOWN: &str = "(unknown)";
-/// Addresses that are kept; a program that generates code may have any number.
+/// The maximum number of cached addresses; a program that generates code may have more.
 const MAX_ADDRESSES: usize = 1 << 16;
 
-/// The objects of return addresses.
 #[derive(Default)]
 pub(crate) struct Callers {
     by_address: PlaceMap<usize, Object>,
@@ -38,15 +37,15 @@ pub(crate) struct Callers {
 #[derive(Clone, Copy)]
 struct Object {
     name: &'static str,
-    /// Whether it calls the driver for others.
+    /// True if it calls the driver on behalf of others.
     is_intermediate: bool,
     /// The library that the last walk found.
     behind: Option<&'static str>,
-    /// The bytes of the requests since then.
+    /// The bytes requested since that walk.
     since_walk: u64,
 }
 
-/// The name of the library behind a call that returns to `caller`. The call takes `bytes`, or an unknown number if they are 0.
+/// Returns the library behind a call that returns to `caller`. `bytes` is the size of the request; 0 if unknown.
 pub(crate) fn library(state: &State, caller: usize, bytes: u64) -> &'static str {
     let direct = object(state, caller);
     if !direct.is_intermediate {
@@ -73,7 +72,7 @@ fn note_behind(state: &State, caller: usize, behind: &'static str, since_walk: u
     }
 }
 
-/// Records the stack of this call, from the program's own frame on. The thread that writes the log resolves it.
+/// Captures the stack of this call without this library's own frames. The thread that writes the log resolves it.
 pub(crate) fn stack(state: &State) -> StackId {
     let mut frames = Frames { state, addresses: [0; MAX_FRAMES_OF_STACK], depth: 0 };
     // SAFETY: the callback has the type that the unwinder expects, and its argument lives until the call returns.
@@ -88,14 +87,14 @@ struct Frames<'a> {
 }
 
 extern "C" fn collect(context: *mut c_void, argument: *mut c_void) -> c_int {
-    // SAFETY: the argument is the frames of `stack`, which nothing else uses meanwhile.
+    // SAFETY: the argument is the frames of `stack`, which no other code uses meanwhile.
     let frames = unsafe { &mut *argument.cast::<Frames<'_>>() };
     // SAFETY: the unwinder gave this context for the time of the call.
     let address = unsafe { _Unwind_GetIP(context) };
     if address == 0 || frames.depth == MAX_FRAMES_OF_STACK {
         return STOP;
     }
-    // Frames of this library come first.
+    // The frames of this library come first and are skipped.
     if frames.depth > 0 || !object(frames.state, address).name.starts_with(OWN) {
         frames.addresses[frames.depth] = address;
         frames.depth += 1;
@@ -121,7 +120,7 @@ unsafe extern "C" {
 }
 
 extern "C" fn visit(context: *mut c_void, argument: *mut c_void) -> c_int {
-    // SAFETY: the argument is the walk of `library`, which nothing else uses meanwhile.
+    // SAFETY: the argument is the walk of `library`, which no other code uses meanwhile.
     let walk = unsafe { &mut *argument.cast::<Walk<'_>>() };
     walk.frames += 1;
     // SAFETY: the unwinder gave this context for the time of the call.

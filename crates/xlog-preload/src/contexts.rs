@@ -1,4 +1,4 @@
-//! The ends of contexts: the driver frees their memory and arrays. Pools and physical memory outlive them.
+//! The ends of contexts: the driver frees a context's memory and arrays. Pools and physical memory outlive it.
 
 use crate::blocks::{Block, Space, release};
 use crate::driver::{CuResult, SUCCESS};
@@ -7,16 +7,16 @@ use crate::pools;
 use crate::state::{State, existing};
 use xlog_base::PlaceMap;
 
-/// The contexts that took memory, with the device whose primary context each is.
+/// The contexts that allocated memory. A primary context has its device as value.
 pub(crate) type Contexts = PlaceMap<u64, Option<u32>>;
 
-/// The current context, noted at its first use; 0 if there is none.
+/// The current context, recorded on first use; 0 if there is none.
 pub(crate) fn current(state: &State) -> u64 {
     let Some(context) = state.driver.current_context().filter(|context| *context != 0) else {
         return 0;
     };
     if !state.contexts.lock().contains_key(&context) {
-        // Not the device of the request, which may be another one.
+        // The device of the request may be another one.
         let device = state.driver.current_device();
         let is_primary = |device: &u32| state.driver.primary_context(*device) == Some(context);
         state.contexts.lock().insert(context, device.filter(is_primary));
@@ -61,7 +61,7 @@ pub(crate) fn destroy(
     result
 }
 
-/// `cuDevicePrimaryCtxRelease` and `cuDevicePrimaryCtxReset`: the memory goes if the context is not active afterwards.
+/// `cuDevicePrimaryCtxRelease` and `cuDevicePrimaryCtxReset`: the memory is freed if the context is inactive afterwards.
 pub(crate) fn release_primary(
     real: unsafe extern "C" fn(i32) -> CuResult,
     device: i32,

@@ -1,4 +1,4 @@
-//! The driver calls that this library makes itself. They never pass its own hooks.
+//! The driver calls that this library makes itself, which bypass its own hooks.
 
 use std::ffi::{CStr, c_void};
 
@@ -25,7 +25,7 @@ const GRAPH_RESERVED_BYTES: i32 = 2;
 const CHILD_GRAPH: i32 = 4;
 const MEMORY_ALLOCATION: i32 = 10;
 
-/// `CUDA_MEM_ALLOC_NODE_PARAMS`, with space for what later versions may add.
+/// `CUDA_ALLOC_NODE_PARAMS` with space for fields of later versions.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct AllocationNode {
@@ -42,7 +42,7 @@ const _: () = assert!(std::mem::offset_of!(AllocationNode, bytes) == 104);
 
 macro_rules! driver {
     ($($field:ident $name:literal ($($kind:ty),*);)*) => {
-        /// The functions, as far as the driver has them.
+        /// The driver's functions; `None` for those that it lacks.
         pub(crate) struct Driver { $($field: Option<unsafe extern "C" fn($($kind),*) -> CuResult>),* }
 
         impl Driver {
@@ -83,7 +83,7 @@ driver! {
     primary_state c"cuDevicePrimaryCtxGetState" (i32, *mut u32, *mut i32);
 }
 
-/// Calls a function of the driver that writes its first value on success.
+/// Calls a driver function and returns the value it wrote, or `None` if it fails.
 macro_rules! read {
     ($function:expr, $value:ident, $initial:expr, ($($argument:expr),*)) => {{
         let mut $value = $initial;
@@ -93,7 +93,7 @@ macro_rules! read {
     }};
 }
 
-/// Lets this thread make calls that would break a capture of the program, on this thread or another. The drop restores the mode.
+/// Allows this thread calls that would break a capture of the program. Dropping it restores the mode.
 struct Relaxed {
     exchange: Option<unsafe extern "C" fn(*mut i32) -> CuResult>,
     mode: i32,
@@ -115,7 +115,7 @@ impl Drop for Relaxed {
 }
 
 impl Driver {
-    /// For the calls of this library that a capture forbids: pools and graph memory do not concern the captured stream.
+    /// For calls that an open capture forbids: pools and graph memory do not affect the captured stream.
     fn relaxed(&self) -> Relaxed {
         let mut relaxed = Relaxed { exchange: self.exchange_capture_mode, mode: RELAXED };
         relaxed.exchange();
@@ -128,19 +128,17 @@ impl Driver {
         u32::try_from(device).ok()
     }
 
-    /// The current context.
     pub(crate) fn current_context(&self) -> Option<u64> {
         read!(self.ctx_get_current, context, 0_u64, (&raw mut context))
     }
 
-    /// The identity of a device. `cuDeviceGetUuid_v2` distinguishes the parts of a divided GPU.
+    /// The UUID of a device. `cuDeviceGetUuid_v2` distinguishes the instances of a partitioned GPU.
     pub(crate) fn uuid(&self, device: u32) -> Option<[u8; 16]> {
         let device = i32::try_from(device).ok()?;
         let newer = read!(self.device_get_uuid_v2, uuid, [0; 16], (&raw mut uuid, device));
         newer.or_else(|| read!(self.device_get_uuid, uuid, [0; 16], (&raw mut uuid, device)))
     }
 
-    /// The name of a device.
     pub(crate) fn name(&self, device: u32) -> Option<String> {
         const LENGTH: i32 = 128;
         let device = i32::try_from(device).ok()?;
@@ -153,33 +151,33 @@ impl Driver {
         Some(CStr::from_bytes_until_nul(&name).ok()?.to_string_lossy().into_owned())
     }
 
-    /// The memory of a device, in bytes.
+    /// The total memory of a device in bytes.
     pub(crate) fn total(&self, device: u32) -> Option<u64> {
         let device = i32::try_from(device).ok()?;
         read!(self.device_total_mem, total, 0_usize, (&raw mut total, device))
             .map(|total| total as u64)
     }
 
-    /// The pool that `cuMemAllocAsync` takes from on a device.
+    /// The pool that `cuMemAllocAsync` uses on a device.
     pub(crate) fn current_pool(&self, device: u32) -> Option<u64> {
         let device = i32::try_from(device).ok()?;
         read!(self.device_get_mem_pool, pool, 0_u64, (&raw mut pool, device))
     }
 
-    /// The bytes that a pool has taken from its device.
+    /// The bytes that a pool has reserved on its device.
     pub(crate) fn pool_reserved(&self, pool: u64) -> Option<u64> {
         let (get, _relaxed) = (self.mem_pool_get_attribute, self.relaxed());
         read!(get, bytes, 0_u64, (pool, RESERVED_BYTES, &raw mut bytes))
     }
 
-    /// The bytes that the driver has taken from a device for graphs.
+    /// The bytes that the driver has reserved on a device for graphs.
     pub(crate) fn graph_reserved(&self, device: u32) -> Option<u64> {
         let device = i32::try_from(device).ok()?;
         let (get, _relaxed) = (self.device_get_graph_mem_attribute, self.relaxed());
         read!(get, bytes, 0_u64, (device, GRAPH_RESERVED_BYTES, &raw mut bytes))
     }
 
-    /// Lets the driver return memory that graphs do not use.
+    /// Makes the driver return unused graph memory.
     pub(crate) fn trim_graphs(&self, device: u32) {
         let _relaxed = self.relaxed();
         if let (Some(trim), Ok(device)) = (self.device_graph_mem_trim, i32::try_from(device)) {
@@ -235,23 +233,23 @@ impl Driver {
         read!(self.graph_node_get_type, kind, -1_i32, (node, &raw mut kind))
     }
 
-    /// Whether work on a stream becomes part of a graph instead of being run. The legacy default stream cannot be captured.
+    /// True if work on `stream` is captured instead of run. The legacy default stream cannot be captured.
     pub(crate) fn is_capturing(&self, stream: u64) -> bool {
         const LEGACY: u64 = 1;
         let ask = self.stream_is_capturing.filter(|_| stream > LEGACY);
         read!(ask, status, 0_i32, (stream, &raw mut status)).is_some_and(|status| status != 0)
     }
 
-    /// Lets a pool return unused memory, down to `keep` bytes.
+    /// Makes a pool return unused memory, down to `keep` bytes.
     pub(crate) fn trim_pool(&self, pool: u64, keep: u64) {
         let _relaxed = self.relaxed();
         if let Some(trim) = self.mem_pool_trim_to {
-            // SAFETY: the pool is one that the program just used; the call takes no pointers.
+            // SAFETY: the program just used the pool; the call takes no pointers.
             let _ = unsafe { trim(pool, usize::try_from(keep).unwrap_or(usize::MAX)) };
         }
     }
 
-    /// Frees, in the order of its stream, what the driver just allocated and the limit does not allow.
+    /// Frees, in the order of its stream, a block that the driver just allocated and the limit does not allow.
     pub(crate) fn free_in_order(&self, address: u64, stream: u64) {
         let _relaxed = self.relaxed();
         if let Some(free) = self.mem_free_async {
@@ -260,7 +258,7 @@ impl Driver {
         }
     }
 
-    /// Whether the primary context of a device is active.
+    /// True if the primary context of a device is active.
     pub(crate) fn is_primary_active(&self, device: u32) -> Option<bool> {
         let device = i32::try_from(device).ok()?;
         let mut flags = 0_u32;
@@ -269,7 +267,7 @@ impl Driver {
             .map(|active| active != 0)
     }
 
-    /// The primary context of a device, if it is active. Its count of references is the same afterwards.
+    /// The primary context of a device, if it is active. Leaves its reference count unchanged.
     pub(crate) fn primary_context(&self, device: u32) -> Option<u64> {
         if !self.is_primary_active(device)? {
             return None;
@@ -277,13 +275,13 @@ impl Driver {
         let device = i32::try_from(device).ok()?;
         let release = self.primary_release?;
         let context = read!(self.primary_retain, context, 0_u64, (&raw mut context, device))?;
-        // SAFETY: releases what was retained just now.
+        // SAFETY: releases the reference that was retained just now.
         let _ = unsafe { release(device) };
         Some(context)
     }
 }
 
-/// Whether the program has called `cuInit`. Neither allocates nor locks.
+/// True if the program has called `cuInit`. Does not allocate or lock.
 pub(crate) fn is_initialized() -> bool {
     let address = driver_symbol(c"cuDeviceGetCount");
     // SAFETY: an option of a function pointer may be null; the driver's function of this name has this argument.
@@ -295,7 +293,7 @@ pub(crate) fn is_initialized() -> bool {
     read!(count, devices, 0_i32, (&raw mut devices)).is_some()
 }
 
-/// The device that `CUmemAllocationProp` or `CUmemPoolProps` names; `None` for host memory.
+/// The device in `CUmemAllocationProp` or `CUmemPoolProps`; `None` for host memory.
 pub(crate) fn device_of(properties: *const i32) -> Option<u32> {
     if properties.is_null() {
         return None;

@@ -1,10 +1,10 @@
-//! The exported driver calls, and the table of them.
+//! The exported driver calls and the table of hooks.
 //!
-//! An exported function puts its return address into the register behind its last argument and jumps to its Rust part, so that the
-//! log can name the caller. The Rust part passes on calls that the driver makes to itself, and everything once the library is off.
+//! An exported function puts its return address into the register after its last argument and jumps to its Rust body, so that the log can
+//! name the caller. The body passes on calls that the driver makes to itself, and all calls once the library is off.
 //!
-//! A hook has the driver's symbol, the base name that `cuGetProcAddress` takes, the first version in which that base name means
-//! this symbol, and whether it is the one for per-thread default streams.
+//! A hook has the driver's symbol, the base name for `cuGetProcAddress`, the first version in which that base name means this symbol, and a
+//! flag for per-thread default streams.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_void};
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Hook {
     pub(crate) symbol: &'static CStr,
     pub(crate) base: &'static CStr,
-    /// The version of CUDA since which the base name means this symbol.
+    /// The CUDA version since which the base name means this symbol.
     pub(crate) since: i32,
     pub(crate) per_thread: bool,
     entry: unsafe extern "C" fn(),
@@ -30,12 +30,12 @@ pub(crate) struct Hook {
 }
 
 impl Hook {
-    /// The address that programs are given.
+    /// The address that programs get.
     pub(crate) fn entry(&self) -> *mut c_void {
         self.entry as *mut c_void
     }
 
-    /// Notes the address behind the hook; the first one stays. A driver whose symbols can be preempted may answer with the hook itself.
+    /// Stores the address behind the hook, unless one is known. A driver with preemptible symbols may return the hook itself.
     pub(crate) fn set_real(&self, address: *mut c_void) {
         if address == self.entry() {
             return;
@@ -44,7 +44,7 @@ impl Hook {
             self.real.compare_exchange(null_mut(), address, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// The address behind the hook, or null where there is no driver.
+    /// The address behind the hook; null without a driver.
     pub(crate) fn real(&self) -> *mut c_void {
         let known = self.real.load(Ordering::Acquire);
         if known.is_null() { resolve::find_real(self) } else { known }
@@ -69,11 +69,10 @@ macro_rules! hooks {
             }
         )*
 
-        /// The places of the hooks in [`HOOKS`].
+        /// The indices of the hooks in [`HOOKS`].
         #[allow(non_camel_case_types)]
         enum Place { $($symbol,)* Count }
 
-        /// All hooks.
         pub(crate) static HOOKS: [Hook; Place::Count as usize] = [$(Hook {
             symbol: $name,
             base: $base,
@@ -165,7 +164,7 @@ hooks! {
         "r9" (out: *mut Handle, graph: Handle, error_node: Address, log: Address, size: usize) => graphs::instantiate;
     cuGraphInstantiateWithFlags c"cuGraphInstantiateWithFlags" of c"cuGraphInstantiateWithFlags" since 11040;
         "rcx" (out: *mut Handle, graph: Handle, flags: u64) => graphs::instantiate_with;
-    // CUDA 12 gives the function with flags under the short name.
+    // CUDA 12 returns the function with flags under the short name.
     xlogGraphInstantiateWithFlags c"cuGraphInstantiateWithFlags" of c"cuGraphInstantiate" since 12000;
         "rcx" (out: *mut Handle, graph: Handle, flags: u64) => graphs::instantiate_with;
     cuGraphInstantiateWithParams c"cuGraphInstantiateWithParams" of c"cuGraphInstantiateWithParams" since 12000;

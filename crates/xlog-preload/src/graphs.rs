@@ -1,15 +1,14 @@
-//! The memory of CUDA graphs: what the driver has reserved for the allocation nodes of graphs.
+//! The memory of CUDA graphs: what the driver has reserved for their allocation nodes.
 //!
-//! The driver takes this memory when a graph is first launched or uploaded, and keeps it until the executable graph is destroyed and
-//! the device's graph memory is trimmed. The bytes of the allocation nodes are known when a graph is instantiated. They are charged
-//! before the first launch and corrected to what the driver has reserved afterwards. Reuse inside a graph makes it less.
+//! The driver reserves this memory when a graph is first launched or uploaded, and keeps it until the executable graph is destroyed and the
+//! device's graph memory is trimmed. The bytes of the allocation nodes are known when a graph is instantiated. They are charged before the
+//! first launch and then corrected to what the driver has reserved, which is less if a graph reuses memory.
 //!
-//! When the last executable graph of a device is destroyed, its graph memory is trimmed: this process may make no further call while others need
-//! the memory. What still runs then, and the blocks that graphs have left to the program, are trimmed after the synchronisation that
-//! covers them.
+//! When the last executable graph of a device is destroyed, its graph memory is trimmed at once, because this process may make no further
+//! call. Memory of running launches, and of blocks that graphs left to the program, is trimmed after the synchronisation that covers it.
 //!
-//! Graphs without allocation nodes are not tracked. A trim may take memory from idle executable graphs. What it returned is charged again
-//! before their next launches, and corrected in the same way.
+//! Graphs without allocation nodes are not tracked. A trim may return memory of idle executable graphs; it is charged again before their
+//! next launches and corrected in the same way.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,17 +24,17 @@ use crate::outstanding::{Stream, stream_of};
 use crate::pools;
 use crate::state::{State, existing};
 
-/// The steps in which the driver takes memory for graphs, at least.
+/// The minimum step in which the driver reserves memory for graphs.
 const GROWTH: u64 = 2 << 20;
-/// How deep child graphs are followed.
+/// The maximum depth of child graphs that are read.
 const DEPTH: u32 = 8;
 
-/// What this process knows of graphs.
+/// The graphs of the process.
 #[derive(Default)]
 pub(crate) struct Graphs {
     /// Executable graphs with allocation nodes.
     executables: Mutex<HashMap<u64, Executable>>,
-    /// The number of entries, so that launches of other graphs take no lock.
+    /// The number of executables, so that launches of other graphs take no lock.
     count: AtomicU64,
     devices: Mutex<HashMap<u32, GraphMemory>>,
 }
@@ -44,9 +43,9 @@ pub(crate) struct Graphs {
 #[derive(Clone, Copy, Default)]
 struct GraphMemory {
     charged: u64,
-    /// Of the charge, what launches have charged that are under way. The driver may not have reserved it yet.
+    /// The part of the charge for launches in progress, which the driver may not have reserved yet.
     pending: u64,
-    /// Bytes that trims have returned, and that graphs may take again.
+    /// The bytes that trims returned and graphs may reserve again.
     trimmed: u64,
 }
 
@@ -56,11 +55,11 @@ struct Executable {
     /// The bytes of its allocation nodes.
     bytes: u64,
     library: &'static str,
-    /// Whether its memory was charged since the last trim.
+    /// True if its memory was charged since the last trim.
     is_charged: bool,
-    /// Whether its memory is in the log and among what its library holds.
+    /// True if its memory was logged and counted for its library.
     is_noted: bool,
-    /// The stream of its last launch, which also waits for the earlier ones.
+    /// The stream of its last launch, which waits for the earlier ones.
     stream: Option<Stream>,
 }
 
@@ -82,13 +81,13 @@ impl Graphs {
         removed
     }
 
-    /// Corrects the charge of a device to what the driver has reserved for graphs, and may reserve for launches under way. An error
-    /// leaves the charge as it was.
+    /// Corrects the charge of a device to what the driver has reserved and launches in progress may still reserve. An error leaves the
+    /// charge unchanged.
     fn correct(&self, driver: &Driver, account: &Account, device: u32) -> Result<(), Refusal> {
         self.end_launch(driver, account, device, 0)
     }
 
-    /// Corrects the charge after a launch that had charged `pending`.
+    /// Corrects the charge after a launch that charged `pending`.
     fn end_launch(
         &self,
         driver: &Driver,
@@ -111,7 +110,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Charges a launch, until [`end_launch`](Self::end_launch). Unlocked: the ledger may keep the request waiting.
+    /// Charges a launch until [`end_launch`](Self::end_launch). The charge itself is made unlocked, because the ledger may delay it.
     fn charge(&self, account: &Account, device: u32, bytes: u64) -> Result<(), Refusal> {
         account.try_charge(bytes)?;
         let mut devices = self.devices.lock();
@@ -126,7 +125,7 @@ impl Graphs {
     }
 }
 
-/// Lets the driver return graph memory that no graph uses, before a request is refused.
+/// Makes the driver return unused graph memory, before a request is refused.
 pub(crate) fn reclaim(state: &State, device: u32) {
     if state.graphs.of_device(device).charged == 0 {
         return;
@@ -137,7 +136,7 @@ pub(crate) fn reclaim(state: &State, device: u32) {
     note_trimmed(state, device, before);
 }
 
-/// Corrects the charges of graphs on all devices. Returns whether the driver may still return memory.
+/// Corrects the charges of graphs on all devices. Returns true if the driver may still return memory.
 pub(crate) fn correct_all(state: &State) -> bool {
     let devices: Vec<u32> = state.graphs.devices.lock().keys().copied().collect();
     for device in devices {
@@ -147,7 +146,7 @@ pub(crate) fn correct_all(state: &State) -> bool {
     state.graphs.devices.lock().values().any(|memory| memory.charged > 0)
 }
 
-/// Lets the driver return the graph memory of a device that has no executable graph any more.
+/// Makes the driver return the graph memory of a device without executable graphs.
 fn trim_unused(state: &State, device: u32) {
     let is_used =
         state.graphs.executables.lock().values().any(|executable| executable.device == device);
@@ -158,7 +157,7 @@ fn trim_unused(state: &State, device: u32) {
 
 fn correct(state: &State, device: u32) {
     if let Some(account) = state.account(device) {
-        // A refusal to raise the charge leaves it to the next launch.
+        // If raising the charge is refused, the next launch does it.
         let _ = state.graphs.correct(&state.driver, account, device);
     }
 }
@@ -178,7 +177,7 @@ fn note_trimmed(state: &State, device: u32, before: u64) {
     on_device.for_each(|executable| executable.is_charged = false);
 }
 
-/// The bytes of the allocation nodes of a graph, and the device of the first of them.
+/// The sum of a graph's allocation nodes, and the device of the first one.
 fn allocated_by(driver: &Driver, graph: u64, depth: u32) -> Option<(u32, u64)> {
     let mut found: Option<(u32, u64)> = None;
     let mut add = |device: u32, bytes: u64| {
@@ -228,7 +227,7 @@ fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResu
     let device = executable.device;
     let begun = guarded(|| {
         let request = Request::begin(Some(device), executable.bytes, Some(stream), caller)?;
-        // A refusal to raise the charge is found again below.
+        // If raising the charge is refused, the request below is refused as well.
         let _ = state.graphs.correct(&state.driver, request.account, device);
         let memory = state.graphs.of_device(device);
         let bytes = executable.bytes.checked_next_multiple_of(GROWTH).unwrap_or(u64::MAX);
@@ -255,7 +254,7 @@ fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResu
         }
         let mut executables = state.graphs.executables.lock();
         let Some(known) = executables.get_mut(&handle) else { return };
-        // A charge that was refused is tried again by the next launch.
+        // If the correction was refused, the next launch repeats it.
         known.is_charged = corrected.is_ok();
         let is_first = !std::mem::replace(&mut known.is_noted, true);
         drop(executables);
@@ -266,7 +265,7 @@ fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResu
     result
 }
 
-/// Charges `bytes` of graph memory; before a refusal this process and then the others return what they do not use.
+/// Charges `bytes` of graph memory. Before a refusal this process, then the others, return unused memory.
 fn admit(request: &Request, bytes: u64) -> Result<(), Refusal> {
     let (state, account, device) = (request.state, request.account, request.device);
     match state.graphs.charge(account, device, bytes) {
@@ -336,13 +335,13 @@ pub(crate) fn start_per_thread(
     launch(handle, per_thread(stream), caller, || unsafe { real(handle, stream) })
 }
 
-/// `cuGraphExecDestroy`. The driver keeps the memory for other graphs until it is trimmed; here if there is no other one.
+/// `cuGraphExecDestroy`. The driver keeps the memory for other graphs; without other graphs it is trimmed here.
 pub(crate) fn destroy(
     real: unsafe extern "C" fn(u64) -> CuResult,
     handle: u64,
     _caller: usize,
 ) -> CuResult {
-    // Before the call: the driver may give the handle to another graph.
+    // Removed before the call, because the driver may reuse the handle.
     let removed = guarded(|| {
         let state = existing().filter(|state| !state.graphs.is_empty())?;
         Some((state, state.graphs.remove(handle)?))
@@ -355,7 +354,7 @@ pub(crate) fn destroy(
                 return state.graphs.insert(handle, executable);
             }
             let Executable { device, bytes, library, is_noted, stream, .. } = executable;
-            // Before the trim, which does not return what still runs.
+            // Recorded before the trim, which does not return memory of running launches.
             state.outstanding.note(stream);
             if is_noted {
                 let place = handle;

@@ -1,9 +1,9 @@
-//! Physical memory of `cuMemCreate`. It lives until its last handle is released and its last mapping is unmapped.
+//! Physical memory of `cuMemCreate`, which lives until its last handle is released and its last mapping is unmapped.
 //!
-//! A handle value may be reused by the driver while the memory behind its first meaning is still mapped, so allocations have numbers
-//! of their own. Memory that was imported from another process has no entry here: its exporter is charged.
+//! The driver may reuse a handle value while the memory behind its first meaning is still mapped, so allocations have their own numbers.
+//! Imported memory has no entry here: its exporter is charged.
 //!
-//! A handle or mapping leaves its table before the driver's call, after which the driver may give the value again. It counts until the
+//! A handle or mapping leaves its table before the driver's call, after which the driver may reuse the value. It stays charged until the
 //! call has succeeded.
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,7 +16,6 @@ use crate::state::{State, existing};
 
 type Id = u64;
 
-/// The physical memory of a process.
 #[derive(Default)]
 pub(crate) struct Handles {
     last: Id,
@@ -26,7 +25,7 @@ pub(crate) struct Handles {
     mappings: BTreeMap<u64, Mapping>,
 }
 
-/// What a handle value means now.
+/// The current meaning of a handle value.
 #[derive(Clone, Copy)]
 struct Named {
     id: Id,
@@ -51,7 +50,7 @@ struct Mapping {
 }
 
 impl Handles {
-    /// Adds an allocation. Also returns what its handle meant before the driver gave it again.
+    /// Adds an allocation. Also returns the previous meaning of its handle, if the driver reused it.
     fn insert(&mut self, allocation: Allocation) -> (Id, Option<Named>) {
         self.last += 1;
         let named = Named { id: self.last, references: 1 };
@@ -90,13 +89,13 @@ impl Handles {
         addresses.into_iter().filter_map(|at| Some((at, self.mappings.remove(&at)?))).collect()
     }
 
-    /// The allocation that is mapped at an address.
+    /// The allocation mapped at `address`.
     fn mapped_at(&self, address: u64) -> Option<Id> {
         let (start, mapping) = self.mappings.range(..=address).next_back()?;
         (address - start < mapping.bytes).then_some(mapping.id)
     }
 
-    /// Counts references and mappings that have ended, and removes an allocation that has neither.
+    /// Subtracts references and mappings, and removes an allocation without either.
     fn end(&mut self, id: Id, references: u64, mappings: u64) -> Option<Allocation> {
         let allocation = self.allocations.get_mut(&id)?;
         allocation.references = allocation.references.saturating_sub(references);
@@ -108,7 +107,7 @@ impl Handles {
     }
 }
 
-/// Ends references and mappings of an allocation, and releases its bytes with the last.
+/// Ends references and mappings of an allocation, and releases its bytes with the last one.
 fn end(state: &State, id: Id, references: u64, mappings: u64) {
     let dead = state.handles.lock().end(id, references, mappings);
     let Some(Allocation { device, bytes, handle, library, .. }) = dead else { return };
@@ -191,7 +190,7 @@ pub(crate) fn map(
     flags: u64,
     _caller: usize,
 ) -> CuResult {
-    // Before the call: another thread may release the handle as soon as the memory is mapped.
+    // Added before the call, because another thread may release the handle as soon as the memory is mapped.
     let added = guarded(|| {
         let state = existing()?;
         let mut handles = state.handles.lock();
@@ -211,7 +210,7 @@ pub(crate) fn map(
     result
 }
 
-/// `cuMemUnmap`, of any number of mappings.
+/// `cuMemUnmap` for any number of mappings.
 pub(crate) fn unmap(
     real: unsafe extern "C" fn(u64, usize) -> CuResult,
     address: u64,
@@ -235,7 +234,7 @@ pub(crate) fn unmap(
     result
 }
 
-/// `cuMemRetainAllocationHandle`: one more reference, perhaps by another handle.
+/// `cuMemRetainAllocationHandle`: one more reference, possibly with another handle.
 pub(crate) fn retain(
     real: unsafe extern "C" fn(*mut u64, u64) -> CuResult,
     out: *mut u64,

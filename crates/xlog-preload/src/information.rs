@@ -1,4 +1,4 @@
-//! What the driver reports of a device's memory, within the limit: frameworks size themselves by it, and print it when memory is out.
+//! Memory queries, lowered to the limit: frameworks size themselves by them and print them when memory runs out.
 
 use crate::driver::{CuResult, SUCCESS};
 use crate::messages::guarded;
@@ -44,9 +44,9 @@ pub(crate) fn total(
     result
 }
 
-/// Lowers what the driver wrote to `limit`.
+/// Lowers the value that the driver wrote to `limit`.
 fn lower(value: *mut usize, limit: Option<u64>) {
-    // SAFETY: the driver wrote to the caller's pointer and reported success; the driver accepts null for a value not wanted.
+    // SAFETY: the driver wrote to the caller's pointer and reported success; a caller may pass null for a value it does not want.
     let value = unsafe { value.as_mut() };
     if let (Some(value), Some(limit)) = (value, limit) {
         *value = (*value).min(usize::try_from(limit).unwrap_or(usize::MAX));

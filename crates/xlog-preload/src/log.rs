@@ -1,6 +1,7 @@
-//! The log of a process: one record per call that takes or gives memory, with the library that asked as its tag.
+//! The log of a process: one record per allocating or freeing call, tagged with the calling library.
 //!
-//! Physical memory of `cuMemCreate` and arrays have no address; their records have the driver's handle instead, and a generation.
+//! Physical memory of `cuMemCreate` and arrays have no address; their records contain the driver's handle and, for physical memory, a
+//! generation.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -26,7 +27,7 @@ thread_local! {
     static THREAD: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A log that is being written.
+/// An open log.
 pub(crate) struct Log {
     recorder: Recorder,
     epoch: Instant,
@@ -35,7 +36,7 @@ pub(crate) struct Log {
     process: u32,
 }
 
-/// A call, as it is logged.
+/// A call to log.
 #[derive(Clone, Copy)]
 pub(crate) struct Entry {
     pub(crate) action: Action,
@@ -50,8 +51,8 @@ pub(crate) struct Entry {
 }
 
 impl Log {
-    /// Creates the log that `pattern` names for this process; `is_taken` tells whether a name belongs to another log of the run. Reports
-    /// an error and goes without.
+    /// Creates the log that `pattern` names for this process. `is_taken` is true for a name that another log of the run has. Reports an
+    /// error and returns `None`.
     pub(crate) fn create(
         pattern: &Path,
         device_name: String,
@@ -75,7 +76,7 @@ impl Log {
         }
     }
 
-    /// Writes a record; `failure` is the kind and the text of an error.
+    /// Writes a record. `failure` is the kind and the text of an error.
     pub(crate) fn write(&self, entry: Entry, failure: Option<(&'static str, &str)>) {
         let now = self.epoch.elapsed();
         let latency = entry.started.map_or_else(Default::default, |started| started.elapsed());
@@ -105,7 +106,7 @@ impl Log {
         });
     }
 
-    /// The number of a stream: default streams have fixed ones, others are numbered as they appear.
+    /// The number of a stream: fixed for default streams, otherwise in order of appearance.
     fn stream(&self, handle: u64) -> u32 {
         match handle {
             0 => 0,
@@ -120,12 +121,11 @@ impl Log {
     }
 }
 
-/// The handle that a stream argument means in a call for per-thread default streams.
+/// The stream that a handle means in a call for per-thread default streams.
 pub(crate) fn per_thread(stream: u64) -> u64 {
     if stream == 0 { PER_THREAD } else { stream }
 }
 
-/// The number of this thread.
 pub(crate) fn thread() -> u64 {
     let id = || {
         // SAFETY: the call takes no arguments and cannot fail.

@@ -1,12 +1,12 @@
 //! Messages to standard error, and the guard against panics.
 //!
-//! Each kind of message is printed once in a process. They are written by one system call, without the program's buffers.
+//! Each kind of message is printed once per process, by one system call that bypasses the program's buffers.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Whether a panic has switched the library off.
+/// True once a panic has switched the library off.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 static SAID: AtomicU32 = AtomicU32::new(0);
 
@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Pool,
 }
 
-/// Prints a line, unless one of its kind was printed before.
+/// Prints a line, unless a line of its kind was printed before.
 pub(crate) fn say_once(kind: Kind, text: &str) {
     let bit = 1 << kind as u32;
     if SAID.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
@@ -35,12 +35,12 @@ pub(crate) fn say_once(kind: Kind, text: &str) {
     let _ = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }
 
-/// Whether the library works: it does until its first panic.
+/// True until the library's first panic.
 pub(crate) fn is_on() -> bool {
     !IS_OFF.load(Ordering::Relaxed)
 }
 
-/// Runs work of this library. `None` if it panics; the library is off from then on.
+/// Runs `work`. Returns `None` if it panics, and switches the library off.
 pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(value) => Some(value),
@@ -55,14 +55,14 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// Marks that this thread is in a call that is already counted, so that calls that the driver makes to itself are not.
+/// Marks this thread as inside a counted call, so that calls that the driver makes to itself are not counted.
 pub(crate) struct Inside(());
 
 impl Inside {
-    /// `None` if the thread is inside already, or is ending.
+    /// Returns `None` if the thread is already inside or is ending.
     pub(crate) fn enter() -> Option<Self> {
         let entered = IS_INSIDE.try_with(|inside| !inside.replace(true)).unwrap_or(false);
-        // Not `then_some`: a value that is made and dropped would end the outer call.
+        // Not `then_some`: it would construct and drop a value even if refused, and so end the outer call.
         entered.then(|| Self(()))
     }
 }

@@ -1,11 +1,11 @@
 //! Streams with frees that may not have taken effect.
 //!
-//! The driver returns the memory of pools and graphs at a synchronisation that covers their frees: of the stream, of an event behind
-//! the free, or of the context. While a stream is noted here, every synchronisation corrects the charges.
+//! The driver returns memory of pools and graphs at a synchronisation that covers their frees: of the stream, of an event behind the free,
+//! or of the context. While any stream is listed here, every synchronisation corrects the charges.
 //!
-//! A stream is noted before the driver frees, and again afterwards: a synchronisation of another thread may come between. It is
-//! forgotten before a synchronisation that covers it, since later frees are not covered. Events do not tell what they cover, and a
-//! stream may be destroyed: all streams are forgotten when no pool or graph has memory left to return.
+//! A stream is added before the driver frees and again afterwards, because another thread may synchronise in between. It is removed before
+//! a synchronisation that covers it, because later frees are not covered. An event does not reveal what it covers, and a stream may be
+//! destroyed, so all streams are removed once no pool or graph has memory left to return.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,15 +15,15 @@ use crate::log::{per_thread, thread};
 use crate::state::State;
 use xlog_base::PlaceSet;
 
-/// A context and a stream in it. Default streams of threads have numbers that no handle has.
+/// A context and a stream in it. Per-thread default streams have numbers that no handle has.
 pub(crate) type Stream = (u64, u64);
 
-/// Stands for a pool that was locked when its charge was to be corrected. Every synchronisation covers it.
+/// An entry for a pool whose charge could not be corrected because it was locked. Every synchronisation covers it.
 pub(crate) const MISSED: Stream = (0, 0);
 
 #[derive(Default)]
 pub(crate) struct Outstanding {
-    /// Whether a stream is noted. Written with the streams locked.
+    /// True if a stream is listed. Written with the streams locked.
     is_any: AtomicBool,
     noted: Mutex<Noted>,
 }
@@ -31,7 +31,7 @@ pub(crate) struct Outstanding {
 #[derive(Default)]
 struct Noted {
     streams: PlaceSet<Stream>,
-    /// How often streams were noted.
+    /// The number of additions.
     changes: u64,
 }
 
@@ -47,7 +47,7 @@ impl Outstanding {
         self.is_any.store(!noted.streams.is_empty(), Ordering::Release);
     }
 
-    /// Removes the streams that a synchronisation covers. [`is_any`](Self::is_any) stays as it is until the charges are corrected.
+    /// Removes and returns the streams that a synchronisation covers. [`is_any`](Self::is_any) stays set until the charges are corrected.
     pub(crate) fn take(&self, is_covered: impl Fn(&Stream) -> bool) -> Vec<Stream> {
         let is_covered = |stream: &Stream| *stream == MISSED || is_covered(stream);
         let mut noted = self.noted.lock();
@@ -60,7 +60,7 @@ impl Outstanding {
         self.noted.lock().changes
     }
 
-    /// Ends a correction that began after `changes`. Forgets all streams if nothing `is_left` to return.
+    /// Ends a correction that began after `changes` additions. Removes all streams if nothing `is_left` to return.
     pub(crate) fn settle(&self, changes: u64, is_left: bool) {
         let mut noted = self.noted.lock();
         if !is_left && noted.changes == changes {

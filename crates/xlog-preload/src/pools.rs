@@ -1,18 +1,18 @@
-//! Stream-ordered memory: what the driver's pools have taken from the device.
+//! Stream-ordered memory: what the driver's pools have reserved on the device.
 //!
-//! A pool grows by more than a request and keeps freed memory, so its reserved bytes are charged, not its blocks. A request that the
-//! pool's free memory does not cover is first charged with the rest, in steps of the pool's growth, and corrected to what the pool has
-//! reserved afterwards. Before any refusal on a device all its pools return what they do not use. Frees take effect later in stream
-//! order, also the one of a block by which a pool grew beyond the limit: the charge is corrected by the next request and by
-//! synchronisations until one covers the free. See `outstanding`.
+//! A pool grows by more than a request and keeps freed memory, so its reserved bytes are charged, not its blocks. If a request exceeds the
+//! pool's free memory, the missing part is charged first, in steps of the pool's growth, and corrected afterwards to what the pool has
+//! reserved. Before a refusal all pools of the device return unused memory. A free takes effect later in stream order, even of a block by
+//! which a pool grew beyond the limit. So the next request and synchronisations correct the charge until one covers the free, see
+//! `outstanding`.
 //!
-//! A pool's own lock is held over its requests and its destruction, so that a correction sees no half-done request and never uses a
-//! destroyed handle. At most one pool is locked by a thread, and no other lock is taken inside except the ones of the account.
+//! A pool's lock is held during its requests and its destruction, so a correction sees no partial request and never uses a destroyed
+//! handle. A thread locks at most one pool, and inside takes only the account's locks.
 //!
-//! A request that the charge covers asks for the reserved bytes only after the call. It does ask: a pool may grow although its free
-//! memory covers the request, because of fragmentation or of frees that are pending on other streams.
+//! A request that the charge covers queries the reserved bytes only after the call. That query is needed: fragmentation, or frees pending
+//! on other streams, may make a pool grow although its free memory covers the request.
 //!
-//! A request on a stream that is being captured takes no memory: it becomes a node of a graph, and is passed on. See `graphs`.
+//! A request on a captured stream allocates no memory: it becomes a graph node and is passed on. See `graphs`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -29,18 +29,18 @@ use crate::outstanding::{MISSED, stream_of};
 use crate::state::{State, existing, state};
 use xlog_base::PlaceMap;
 
-/// The steps in which the driver's pools take memory: usually, and at least.
+/// The usual and the minimum step in which the driver's pools grow.
 const GROWTH: u64 = 32 << 20;
 const SMALLEST_GROWTH: u64 = 2 << 20;
 
 /// A pool of the driver.
 pub(crate) struct Pool {
     handle: u64,
-    /// None for a pool of host memory, which is not counted.
+    /// `None` for a pool of host memory, which is not counted.
     device: Option<u32>,
-    /// Bytes of live blocks. Not in the books, so that a free waits for no request.
+    /// The bytes of live blocks. Outside `books`, so that a free waits for no request.
     live: AtomicU64,
-    /// A destroyed pool keeps the memory of its live blocks. Set with the books locked, or once the driver has given the handle again.
+    /// Set with the books locked, or once the driver has reused the handle. A destroyed pool keeps the memory of its live blocks.
     is_destroyed: AtomicBool,
     books: Mutex<Books>,
 }
@@ -60,7 +60,7 @@ impl Pool {
         self.is_destroyed.load(Ordering::SeqCst)
     }
 
-    /// Corrects the charge to what the pool has reserved. An error leaves the charge as it was.
+    /// Corrects the charge to what the pool has reserved. An error leaves the charge unchanged.
     fn correct(
         &self,
         driver: &Driver,
@@ -75,7 +75,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Lowers the charge to what the pool has reserved, which it returns. Does not wait for the ledger.
+    /// Lowers the charge to what the pool has reserved, and returns that. Does not wait for the ledger.
     fn lower(&self, driver: &Driver, account: &Account, books: &mut Books) -> u64 {
         let reserved = if self.is_destroyed() {
             self.live.load(Ordering::SeqCst)
@@ -90,7 +90,7 @@ impl Pool {
         reserved
     }
 
-    /// Lets the pool return what it does not use, and corrects its charge.
+    /// Makes the pool return unused memory, and corrects its charge.
     fn shrink(&self, driver: &Driver, account: &Account, books: &mut Books) -> Result<(), Refusal> {
         if !self.is_destroyed() {
             driver.trim_pool(self.handle, 0);
@@ -98,14 +98,14 @@ impl Pool {
         self.correct(driver, account, books)
     }
 
-    /// The bytes of a request that the charge does not cover beside live blocks. Not by the driver's count of used bytes: that does not
-    /// fall when `cuMemFree` frees a block.
+    /// The bytes of a request that the charge does not cover beside live blocks. The driver's count of used bytes is not suitable: it does
+    /// not fall when `cuMemFree` frees a block.
     fn missing(&self, books: &Books, bytes: u64) -> u64 {
         let live = self.live.load(Ordering::SeqCst);
         bytes.saturating_sub(books.charged.saturating_sub(live))
     }
 
-    /// Charges what the pool's free memory does not cover of a request.
+    /// Charges the part of a request that the pool's free memory does not cover.
     fn admit(
         &self,
         driver: &Driver,
@@ -136,23 +136,22 @@ impl Pool {
     }
 }
 
-/// The pools of a process.
 #[derive(Default)]
 pub(crate) struct Pools {
-    /// All that were seen, by handle. They may be destroyed.
+    /// All known pools by handle, including destroyed ones.
     by_handle: PlaceMap<u64, Arc<Pool>>,
-    /// The pools that `cuMemAllocAsync` takes from, by device, until the program may have chosen others.
+    /// The pools that `cuMemAllocAsync` uses, by device, until the program may have changed them.
     current: PlaceMap<u32, Arc<Pool>>,
-    /// How often it may have.
+    /// The number of such possible changes.
     changes: u64,
 }
 
-/// Lets all pools and the graphs of a device return what they do not use, before a request is refused. Waits for requests that are under way.
+/// Makes all pools and the graphs of a device return unused memory, before a request is refused. Waits for requests in progress.
 pub(crate) fn reclaim(state: &State, device: u32) {
     let Some(account) = state.account(device) else { return };
     let pools = all(state);
     for pool in pools.iter().filter(|pool| pool.device == Some(device)) {
-        // A refusal to raise the charge leaves it to the next request.
+        // If raising the charge is refused, the next request does it.
         let _ = pool.shrink(&state.driver, account, &mut pool.books.lock());
     }
     graphs::reclaim(state, device);
@@ -166,7 +165,7 @@ fn known(state: &State, handle: u64) -> Option<Arc<Pool>> {
     state.pools.lock().by_handle.get(&handle).cloned()
 }
 
-/// The pool with a handle, which may be destroyed. One that was not seen before is on the current device.
+/// The pool with a handle, possibly destroyed. An unknown pool is assumed to be on the current device.
 fn named(state: &State, handle: u64) -> Option<Arc<Pool>> {
     known(state, handle).or_else(|| Some(noted(state, handle, state.driver.current_device()?)))
 }
@@ -177,7 +176,7 @@ fn noted(state: &State, handle: u64, device: u32) -> Arc<Pool> {
     Arc::clone(pools.by_handle.entry(handle).or_insert_with(pool))
 }
 
-/// The pool of the current device. It is kept if the program has not chosen another one while the driver was asked.
+/// The pool of the current device. It is cached unless the program may have changed it while the driver was queried.
 fn current(state: &State) -> Option<Arc<Pool>> {
     let device = state.driver.current_device()?;
     let pools = state.pools.lock();
@@ -194,8 +193,8 @@ fn current(state: &State) -> Option<Arc<Pool>> {
     Some(pool)
 }
 
-/// Makes a call that may change a current pool. A request of another thread may be charged to the pool before: the next
-/// synchronisation corrects all charges.
+/// Makes a call that may change a current pool. A concurrent request may be charged to the previous pool; the next synchronisation corrects
+/// all charges.
 fn change_current(call: impl FnOnce() -> CuResult) -> CuResult {
     guarded(|| existing().map(forget_current));
     let result = call();
@@ -208,23 +207,23 @@ fn change_current(call: impl FnOnce() -> CuResult) -> CuResult {
     result
 }
 
-/// Forgets the current pools of all devices. Called after every call that may change one.
+/// Removes the cached current pools. Called after every call that may change one.
 pub(crate) fn forget_current(state: &State) {
     let mut pools = state.pools.lock();
     pools.current.clear();
     pools.changes += 1;
 }
 
-/// What becomes of a request to a pool.
+/// The result of [`admit`].
 enum Admission<'a> {
-    /// Charged. The pool stays locked over the call of the driver.
+    /// Charged. The pool stays locked during the driver's call.
     Admitted(MutexGuard<'a, Books>),
     Refused(Refusal),
-    /// The pool was destroyed since the request found it.
+    /// The pool was destroyed after the request found it.
     Destroyed,
 }
 
-/// Charges a request to a pool. The pool is not locked while memory is returned.
+/// Charges a request to a pool, which is not locked while memory is returned.
 fn admit<'a>(request: &Request, pool: &'a Pool) -> Admission<'a> {
     let mut pressure = PressureDeadline::new();
     let mut has_reclaimed = false;
@@ -251,7 +250,7 @@ fn admit<'a>(request: &Request, pool: &'a Pool) -> Admission<'a> {
     }
 }
 
-/// Calls the driver for a block of a pool; `None` is the pool of the current device.
+/// Allocates a block of `pool`; `None` is the pool of the current device.
 fn take(
     pool: Option<u64>,
     out: *mut u64,
@@ -265,9 +264,9 @@ fn take(
         let begun = guarded(|| {
             let state = state().filter(|state| !state.driver.is_capturing(stream))?;
             let pool = pool.map_or_else(|| current(state), |handle| named(state, handle))?;
-            // A destroyed pool that is still named is the driver's to refuse.
+            // The driver refuses a request to a destroyed pool.
             let pool = Some(pool).filter(|pool| destroyed != Some(pool.handle))?;
-            // A pool may be on another device than the current one.
+            // The pool may be on another device than the current one.
             let device = Some(pool.device?);
             Some((Request::begin(device, bytes, Some(stream), caller)?, pool))
         });
@@ -280,7 +279,7 @@ fn take(
                 guarded(|| request.note_refused(&refusal));
                 return OUT_OF_MEMORY;
             }
-            // Another thread has made another pool the current one.
+            // Another thread has changed the current pool.
             Some(Admission::Destroyed) => {
                 forget_current(request.state);
                 destroyed = Some(pool.handle);
@@ -290,7 +289,7 @@ fn take(
     }
 }
 
-/// Calls the driver for a block that is charged, and corrects the charge to what the pool has reserved then.
+/// Calls the driver for a charged block, and corrects the charge to what the pool has reserved.
 fn take_admitted(
     request: &Request,
     pool: &Arc<Pool>,
@@ -306,14 +305,14 @@ fn take_admitted(
         }
         let mut corrected = pool.correct(driver, account, &mut books);
         if corrected.as_ref().is_err_and(|refusal| !refusal.is_busy()) {
-            // The pool grew by more than was charged. It is unlocked while the others return memory.
+            // The pool grew by more than was charged. It is unlocked while others return memory.
             drop(books);
             reclaim(request.state, request.device);
             books = pool.books.lock();
             corrected = pool.correct(driver, account, &mut books);
         }
         if let Err(refusal) = &corrected {
-            // Unlocked: the driver may keep the call waiting.
+            // Unlocked, because the driver may delay the call.
             drop(books);
             if result == SUCCESS {
                 driver.free_in_order(written(out), request.stream.unwrap_or_default());
@@ -339,19 +338,19 @@ fn take_admitted(
     result
 }
 
-/// Clears what the driver wrote for a request that is refused after all.
+/// Clears the driver's result of a request that is finally refused.
 fn clear(out: *mut u64) {
-    // SAFETY: the driver wrote to the caller's pointer and reported success; a null pointer it would have refused.
+    // SAFETY: the driver wrote to the caller's pointer and reported success; it would have refused a null pointer.
     if let Some(out) = unsafe { out.as_mut() } {
         *out = 0;
     }
 }
 
-/// Notes that a block of a pool was freed: in the order of a stream, or at once.
+/// Counts a freed block of a pool: freed in stream order, or at once without a stream.
 pub(crate) fn note_freed(state: &State, pool: &Pool, bytes: u64, stream: Option<u64>) {
     pool.live.fetch_sub(bytes, Ordering::SeqCst);
     if pool.is_destroyed() {
-        // No synchronisation is needed, and no request holds the lock any more.
+        // No synchronisation is needed, and no request holds the lock.
         lower(state, pool, &mut pool.books.lock());
     } else if stream.is_none() {
         match pool.books.try_lock() {
@@ -367,8 +366,8 @@ fn lower(state: &State, pool: &Pool, books: &mut Books) {
     }
 }
 
-/// Corrects the charge of a pool. One in use corrects itself, but may have asked the driver before. Returns the bytes that it may still
-/// return.
+/// Corrects the charge of a pool and returns the bytes it may still return. A locked pool is left to the next synchronisation, because its
+/// request may have queried the driver before.
 fn correct_now(state: &State, pool: &Pool) -> u64 {
     let Some(account) = pool.device.and_then(|device| state.account(device)) else { return 0 };
     let Some(mut books) = pool.books.try_lock() else {
@@ -377,14 +376,14 @@ fn correct_now(state: &State, pool: &Pool) -> u64 {
     };
     let mut corrected = pool.correct(&state.driver, account, &mut books);
     if corrected.as_ref().is_err_and(|refusal| !refusal.is_busy()) {
-        // A refusal to raise the charge makes the pool smaller, and leaves the rest to the next request.
+        // If raising the charge is refused, the pool is shrunk, and the rest is left to the next request.
         corrected = pool.shrink(&state.driver, account, &mut books);
     }
     let rest = books.charged.saturating_sub(pool.live.load(Ordering::SeqCst));
     corrected.map_or(u64::MAX, |()| rest)
 }
 
-/// Corrects the charges of all pools. Returns whether the driver may still return memory.
+/// Corrects the charges of all pools. Returns true if the driver may still return memory.
 pub(crate) fn correct_all(state: &State) -> bool {
     let mut is_left = false;
     for pool in all(state) {
@@ -450,7 +449,7 @@ pub(crate) fn allocate_from_per_thread(
     take(Some(pool), out, bytes as u64, per_thread(stream), caller, call)
 }
 
-/// Frees in the order of a stream. The block may be one of a graph.
+/// Frees in the order of a stream. The block may belong to a graph.
 fn free_on(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let noted = guarded(|| {
         let state = existing()?;
@@ -491,7 +490,7 @@ pub(crate) fn create(
             let (state, handle) = (state()?, written(out));
             let pool = Arc::new(Pool::new(handle, device_of(properties)));
             let earlier = state.pools.lock().by_handle.insert(handle, pool)?;
-            // The program may have destroyed it in a way that is not intercepted.
+            // The program may have destroyed the earlier pool by a call that is not intercepted.
             forget_current(state);
             earlier.is_destroyed.store(true, Ordering::SeqCst);
             lower(state, &earlier, &mut earlier.books.lock());
@@ -514,15 +513,15 @@ pub(crate) fn destroy(
         Some((state, known(state, handle)?))
     });
     let Some((state, pool)) = found.flatten() else { return call() };
-    // Locked over the call: another thread may have the pool in hand. It stays in the table until the driver gives the handle again,
-    // because a thread may still find the handle that it has read before.
+    // Locked during the call, because another thread may use the pool. It stays in the table until the driver reuses the handle, because a
+    // thread may still look up a handle it read before.
     let mut books = pool.books.lock();
     let result = call();
     if result == SUCCESS {
         pool.is_destroyed.store(true, Ordering::SeqCst);
         guarded(|| lower(state, &pool, &mut books));
         drop(books);
-        // The driver makes the default pool the current one.
+        // The default pool becomes the current one.
         guarded(|| forget_current(state));
     }
     result

@@ -1,8 +1,7 @@
-//! `cuGetProcAddress`: what the driver answers, with hooks in place of the functions that have one.
+//! `cuGetProcAddress`, with hooks in place of the functions that have one.
 //!
-//! The base name, the requested version and the flag for per-thread default streams select the hook. If the driver gave another
-//! function than the symbol of that hook, and also exports a later version of it, the request means a version that is unknown here:
-//! the driver's answer stays.
+//! The base name, the requested version and the per-thread flag select the hook. If the driver returned another function than the hook's
+//! symbol and exports a later version of it, the request is for a version unknown here, and the driver's result stays.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -64,7 +63,7 @@ fn replace(result: CuResult, name: *const c_char, out: *mut *mut c_void, version
     unsafe { *out = hook.entry() };
 }
 
-/// The hook that stands for the function `found`.
+/// The hook that replaces the function `found`.
 fn hook_for(name: &CStr, found: *mut c_void, version: i32, flags: u64) -> Option<&'static Hook> {
     let per_thread = flags & PER_THREAD != 0;
     let of_name = || HOOKS.iter().filter(|hook| hook.base == name && hook.since <= version);
@@ -75,14 +74,14 @@ fn hook_for(name: &CStr, found: *mut c_void, version: i32, flags: u64) -> Option
     (found == driver_symbol(hook.symbol) || !has_unknown_successor(hook)).then_some(hook)
 }
 
-/// Whether the driver exports the version of a function after the one of `hook`, and there is no hook for it.
+/// True if the driver exports the next version of the function of `hook`, and that version has no hook.
 fn has_unknown_successor(hook: &Hook) -> bool {
     let base = hook.base.to_bytes();
     let is_second =
         hook.symbol.to_bytes().strip_prefix(base).is_some_and(|end| end.starts_with(b"_v2"));
     let version: &[u8] = if is_second { b"_v3" } else { b"_v2" };
     let suffix: &[u8] = if hook.per_thread { b"_ptsz" } else { b"" };
-    // On the stack: the program may not have called `cuInit` yet.
+    // On the stack, because the program may not have called `cuInit` yet.
     let mut name = [0_u8; 64];
     let letters = base.iter().chain(version).chain(suffix);
     name.iter_mut().zip(letters).for_each(|(place, letter)| *place = *letter);

@@ -1,10 +1,10 @@
 //! Symbol resolution: the program's `dlsym`, and the real addresses behind the hooks.
 //!
-//! `RTLD_NEXT` and the scope of `RTLD_DEFAULT` depend on the return address of the call. So every lookup that is not answered here
-//! leaves by a jump, with the stack and the arguments as the caller left them. Answered are names of [`HOOKS`] that a handle
-//! resolves to the CUDA driver, and, while no driver is loaded, names that would be found only in this library.
+//! `RTLD_NEXT` and the scope of `RTLD_DEFAULT` depend on the return address of the call. So a lookup that is not handled here continues by
+//! a jump, with the caller's stack and arguments. Handled are names of [`HOOKS`] that a handle resolves to the CUDA driver, and, while no
+//! driver is loaded, names found only in this library.
 //!
-//! Before the program's `cuInit` nothing here allocates or locks, apart from the dynamic linker's own lock.
+//! Before the program's `cuInit` this file neither allocates nor locks, except for the dynamic linker's own lock.
 
 use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -13,21 +13,21 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::exports::{HOOKS, Hook};
 
-/// The address of the `dlsym` behind this one.
+/// The address of the next `dlsym` after this one.
 static REAL_DLSYM: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-/// The driver's library; never closed.
+/// The driver's library, never closed.
 static DRIVER: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 const DRIVER_NAME: &CStr = c"libcuda.so.1";
 const DRIVER_PREFIX: &[u8] = b"libcuda.so";
 
-/// Answers of [`answer`] that are no address.
+/// Results of [`answer`] that are not addresses.
 const LEAVE: usize = 0;
 const NOT_FOUND: usize = 1;
 
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The exported `dlsym`. Names that do not begin with `cu` and a capital letter, and lookups with `RTLD_NEXT`, jump to the real one.
+/// The exported `dlsym`. Lookups with `RTLD_NEXT`, and names that do not begin with `cu` and a capital letter, jump to the real one.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn dlsym() {
@@ -76,7 +76,7 @@ pub(crate) unsafe extern "C" fn dlsym() {
     )
 }
 
-/// Finds the `dlsym` that the program would have called without this library.
+/// Finds the `dlsym` that the program would call without this library.
 extern "C" fn find_dlsym() -> *mut c_void {
     for version in [c"GLIBC_2.2.5", c"GLIBC_2.34"] {
         // SAFETY: both names are terminated strings.
@@ -89,7 +89,7 @@ extern "C" fn find_dlsym() -> *mut c_void {
     null_mut()
 }
 
-/// Calls the real `dlsym`; `RTLD_NEXT` then means after this library.
+/// Calls the real `dlsym`, for which `RTLD_NEXT` means after this library.
 fn look_up(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let mut real = REAL_DLSYM.load(Ordering::Relaxed);
     if real.is_null() {
@@ -104,13 +104,13 @@ fn look_up(handle: *mut c_void, name: &CStr) -> *mut c_void {
     unsafe { real(handle, name.as_ptr()) }
 }
 
-/// Answers a lookup of a name that begins like one of the driver's.
+/// Handles a lookup of a name that begins like the driver's names.
 extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> usize {
     // SAFETY: the caller gave a terminated string to `dlsym`.
     let name = unsafe { CStr::from_ptr(name) };
     let Some(hook) = HOOKS.iter().find(|hook| hook.symbol == name) else { return LEAVE };
     if handle == libc::RTLD_DEFAULT {
-        // This library comes before every other, so the real lookup finds it, driver or not.
+        // This library comes before all others, so the real lookup finds it, with or without a driver.
         return if driver().is_null() { NOT_FOUND } else { LEAVE };
     }
     let found = look_up(handle, name);
@@ -128,12 +128,12 @@ extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> usize {
     hook.entry() as usize
 }
 
-/// Keeps the object of a driver function loaded, whether the program closes it or not: a hook's address is used to the end.
+/// Keeps the object of a driver function loaded even if the program closes it, because a hook's address is used until the end.
 fn keep_loaded(function: *mut c_void) {
     if !driver().is_null() {
         return;
     }
-    // A driver that was loaded under another name.
+    // The driver may be loaded under another name.
     if let Some(path) = object_of(function) {
         // SAFETY: the name is terminated; nothing is loaded that is not loaded already. The handle is never closed.
         let _ = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -160,8 +160,8 @@ pub(crate) fn driver_symbol(name: &CStr) -> *mut c_void {
     if handle.is_null() { null_mut() } else { look_up(handle, name) }
 }
 
-/// Finds what `hook` stands for, for a program that reached it without `dlsym`: the next library in the order of loading, which may be
-/// another preloaded one, or the driver.
+/// Finds the function behind `hook` for a program that did not use `dlsym`: in the next library in load order, which may be another
+/// preloaded one, or in the driver.
 pub(crate) fn find_real(hook: &Hook) -> *mut c_void {
     let next = look_up(libc::RTLD_NEXT, hook.symbol);
     let found = if next.is_null() { driver_symbol(hook.symbol) } else { next };
@@ -177,7 +177,7 @@ fn is_of_driver(address: *mut c_void) -> bool {
     has_driver_name(path)
 }
 
-/// The path of the object that has `address`.
+/// The path of the object that contains `address`.
 pub(crate) fn object_of(address: *const c_void) -> Option<&'static CStr> {
     let mut found = libc::Dl_info {
         dli_fname: null(),
@@ -185,7 +185,7 @@ pub(crate) fn object_of(address: *const c_void) -> Option<&'static CStr> {
         dli_sname: null(),
         dli_saddr: null_mut(),
     };
-    // SAFETY: any address may be asked for, and the answer is written to a live structure.
+    // SAFETY: `dladdr` accepts any address and writes to a live structure.
     if unsafe { libc::dladdr(address, &raw mut found) } == 0 || found.dli_fname.is_null() {
         return None;
     }
@@ -193,7 +193,7 @@ pub(crate) fn object_of(address: *const c_void) -> Option<&'static CStr> {
     Some(unsafe { CStr::from_ptr(found.dli_fname) })
 }
 
-/// Whether a handle that just resolved a name is the driver's.
+/// True if the handle that just resolved a name is the driver's.
 fn is_driver(handle: *mut c_void) -> bool {
     #[repr(C)]
     struct LinkMap {

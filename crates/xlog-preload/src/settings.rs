@@ -1,19 +1,19 @@
-//! The settings of `xlogmem exec`, which come through environment variables.
+//! The settings of `xlogmem exec`, passed by environment variables.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// The limit of a process: bytes, `share:N` in units of a hundred-millionth of the device's memory, or `ledger-share:N` in such units
-/// of the ledger's limit. Of several, separated by commas, the smallest holds.
+/// The limit of a process: bytes, `share:N` in hundred-millionths of the device's memory, or `ledger-share:N` in hundred-millionths of the
+/// ledger's limit. The smallest of several, separated by commas, applies.
 const LIMIT: &str = "XLOG_EXEC_LIMIT";
-/// The share that is guaranteed to a process in the ledger, in the same form.
+/// The guaranteed share of a process in the ledger, in the format of a limit.
 const GUARANTEE: &str = "XLOG_EXEC_GUARANTEE";
 /// The name of the quota.
 const NAME: &str = "XLOG_EXEC_NAME";
-/// The log file; `%p` is the process.
+/// The log file, where `%p` is the process.
 const LOG: &str = "XLOG_EXEC_LOG";
-/// Which allocations of the log have the stack of their caller: `off`, `all`, or `sampled:N` for one in N.
+/// The logged allocations with a call stack: `off`, `all`, or `sampled:N` for one in N.
 const STACKS: &str = "XLOG_EXEC_STACKS";
 /// The ledger: `on`, `off`, a directory, or a file that ends in `.ledger`.
 const LEDGER: &str = "XLOG_EXEC_LEDGER";
@@ -28,11 +28,11 @@ pub(crate) enum Limit {
     Bytes(u64),
     /// In hundred-millionths of the device's memory.
     Share(u64),
-    /// In hundred-millionths of the limit of the ledger; of the device's memory if there is none.
+    /// In hundred-millionths of the ledger's limit, or of the device's memory without a ledger.
     LedgerShare(u64),
 }
 
-/// What limits are shares of, in bytes.
+/// The totals to which shares refer, in bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Whole {
     pub(crate) device: u64,
@@ -49,7 +49,6 @@ impl Limit {
         }
     }
 
-    /// The limit in bytes.
     pub(crate) fn of(self, whole: Whole) -> u64 {
         let part = |of: u64, share: u64| {
             let bytes = u128::from(of) * u128::from(share) / WHOLE_SHARE;
@@ -72,18 +71,17 @@ pub(crate) enum LedgerSetting {
     File(PathBuf),
 }
 
-/// All settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) limits: Vec<Limit>,
     pub(crate) guarantee: Option<Limit>,
     pub(crate) name: Option<String>,
     pub(crate) log: Option<PathBuf>,
-    /// One in this number of allocations has its stack in the log; none for 0.
+    /// One in this number of allocations is logged with its stack; none for 0.
     pub(crate) stacks: u32,
     pub(crate) ledger: LedgerSetting,
     pub(crate) note: Option<PathBuf>,
-    /// A setting that was not understood.
+    /// The message for an invalid setting.
     pub(crate) rejected: Option<String>,
 }
 
@@ -136,14 +134,14 @@ impl Settings {
 }
 
 impl Settings {
-    /// The smallest of the limits, in bytes.
+    /// The smallest limit in bytes.
     pub(crate) fn limit(&self, whole: Whole) -> Option<u64> {
         self.limits.iter().map(|limit| limit.of(whole)).min()
     }
 }
 
-/// The path of a log: `%p` becomes the process, `%%` a percent sign. If that log `is_taken`, the process comes before the extension
-/// where the name does not have it; behind it a counter, until a name is free.
+/// Returns the path of a log: `%p` is replaced by the process id and `%%` by a percent sign. If `is_taken` is true for that path, the
+/// process id precedes the extension unless the name already has it, and then a counter follows until a name is free.
 pub(crate) fn log_path(pattern: &Path, process: u32, is_taken: impl Fn(&Path) -> bool) -> PathBuf {
     let mut path = Vec::new();
     let mut names_process = false;

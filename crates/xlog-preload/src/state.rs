@@ -1,7 +1,7 @@
-//! The state of one process: its settings, accounts, tables and log.
+//! The state of the process: settings, accounts, tables and log.
 //!
-//! It is created by the first intercepted call in a current context, and is never dropped: other threads and exit handlers may use it
-//! to the end. A forked child forgets its parent's state and creates one of its own, with a slot and a log of its own.
+//! The first intercepted allocating call in a current context creates it. It is never dropped, because other threads and exit handlers may
+//! use it until the end. A forked child discards its parent's state and creates its own, with its own slot and log.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -27,13 +27,13 @@ use crate::outstanding::Outstanding;
 use crate::pools::Pools;
 use crate::settings::Settings;
 
-/// Devices that are counted; more are passed on.
+/// The maximum number of counted devices; calls for further ones are passed on.
 const MAX_DEVICES: usize = 64;
 
 static STATE: AtomicPtr<State> = AtomicPtr::new(null_mut());
 static WATCHES_FORKS: AtomicBool = AtomicBool::new(false);
 
-/// Everything this library knows of a process.
+/// The state of this library in one process.
 pub(crate) struct State {
     pub(crate) driver: Driver,
     settings: Settings,
@@ -46,16 +46,16 @@ pub(crate) struct State {
     pub(crate) contexts: Mutex<Contexts>,
     pub(crate) callers: Mutex<Callers>,
     log: OnceLock<Option<Log>>,
-    /// Allocations so far, to sample their stacks.
+    /// The number of allocations, for sampling stacks.
     allocations: AtomicU32,
 }
 
-/// The state of this process, created if there is none; `None` before the program's `cuInit`.
+/// Returns the state, creating it if necessary; `None` before the program's `cuInit`.
 pub(crate) fn state() -> Option<&'static State> {
     existing().or_else(|| is_initialized().then(create))
 }
 
-/// The state of this process, if a call has created it.
+/// Returns the state if it exists.
 pub(crate) fn existing() -> Option<&'static State> {
     // SAFETY: a published state is never dropped.
     unsafe { STATE.load(Ordering::Acquire).as_ref() }
@@ -64,7 +64,7 @@ pub(crate) fn existing() -> Option<&'static State> {
 #[cold]
 fn create() -> &'static State {
     if !WATCHES_FORKS.swap(true, Ordering::AcqRel) {
-        // SAFETY: the handler is a function of this library, which is never unloaded: a preloaded library stays.
+        // SAFETY: the handler is a function of this library, which is preloaded and therefore never unloaded.
         unsafe { libc::pthread_atfork(None, None, Some(forget)) };
     }
     let state = Box::into_raw(Box::new(State::new()));
@@ -76,7 +76,7 @@ fn create() -> &'static State {
             state
         }
         Err(other) => {
-            // SAFETY: this one was made above and is known to nobody.
+            // SAFETY: this value was made above and is not published.
             drop(unsafe { Box::from_raw(state) });
             // SAFETY: a published state is never dropped.
             unsafe { &*other }
@@ -84,7 +84,7 @@ fn create() -> &'static State {
     }
 }
 
-/// Runs in a forked child.
+/// Discards the state in a forked child.
 extern "C" fn forget() {
     STATE.store(null_mut(), Ordering::Release);
 }
@@ -107,16 +107,16 @@ impl State {
         }
     }
 
-    /// Leaves a note for `xlogmem exec` that calls are intercepted.
+    /// Writes a note for `xlogmem exec` that calls are intercepted.
     fn announce(&self) {
-        // Without the note `xlogmem exec` reports that nothing was intercepted, which is no harm to the program.
+        // Without the note `xlogmem exec` reports that nothing was intercepted, which does not affect the program.
         self.write_note(format!("{}\n", std::process::id()).as_bytes());
         if let Some(text) = &self.settings.rejected {
             say_once(Kind::Settings, text);
         }
     }
 
-    /// Appends a line to the note of the run, in one system call.
+    /// Appends a line to the run's note by one system call.
     fn write_note(&self, line: &[u8]) {
         if let Some(path) = &self.settings.note {
             let file = OpenOptions::new().append(true).create(true).open(path);
@@ -124,8 +124,8 @@ impl State {
         }
     }
 
-    /// Claims a log in the note of the run. Returns whether another process, or this one before an `exec`, has claimed it. Once the
-    /// run has ended its note is gone: then a log that exists is taken, and one that does not is created.
+    /// Claims a log in the run's note. Returns true if another process, or this one before an `exec`, has claimed it. After the run the
+    /// note no longer exists; then an existing log counts as claimed, and a missing one is created.
     fn claim_log(&self, log: &Path) -> bool {
         let Some(note) = &self.settings.note else { return false };
         let name = log.as_os_str().as_bytes();
@@ -147,23 +147,22 @@ impl State {
         }
     }
 
-    /// The account of a device.
     pub(crate) fn account(&self, device: u32) -> Option<&Account> {
         let account = self.accounts.get(device as usize)?;
         Some(account.get_or_init(|| Account::open(&self.driver, &self.settings, device)))
     }
 
-    /// Whether the settings ask for a log.
+    /// True if the settings request a log.
     pub(crate) fn is_logged(&self) -> bool {
         self.settings.log.is_some()
     }
 
-    /// The log, created at the first use.
+    /// The log, created on first use.
     pub(crate) fn log(&self) -> Option<&Log> {
         let log = self.log.get_or_init(|| {
             let pattern = self.settings.log.as_ref()?;
             if self.settings.stacks > 0 {
-                // Reads the symbols of the program now, so that the writer does not do it while the program ends.
+                // Reads the program's symbols now, so that the writer does not do it while the program exits.
                 let _ = caller::stack(self);
                 resolve_stacks();
             }
@@ -173,7 +172,7 @@ impl State {
         log.as_ref()
     }
 
-    /// The stack of this allocation, if it is its turn to be logged with one.
+    /// Captures the stack of this allocation if it is sampled.
     pub(crate) fn sample_stack(&self) -> Option<StackId> {
         let every = self.settings.stacks;
         if every == 0 {

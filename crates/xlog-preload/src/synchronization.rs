@@ -1,4 +1,5 @@
-//! Synchronisations of the program: the driver returns memory of pools and graphs then, and the charges are corrected. See `outstanding`.
+//! Synchronisations of the program, at which the driver returns memory of pools and graphs and the charges are corrected. See
+//! `outstanding`.
 
 use crate::driver::{CuResult, SUCCESS};
 use crate::graphs;
@@ -8,7 +9,7 @@ use crate::outstanding::{Stream, stream_of};
 use crate::pools;
 use crate::state::{State, existing};
 
-/// Synchronises, and corrects all charges while frees may be outstanding. `covers` tells which streams the synchronisation covers.
+/// Synchronises, and corrects all charges while frees may be outstanding. `covers` returns the test for covered streams.
 fn synchronize_with<C: Fn(&Stream) -> bool>(
     covers: impl FnOnce(&State) -> C,
     call: impl FnOnce() -> CuResult,

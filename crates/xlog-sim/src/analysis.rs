@@ -1,8 +1,8 @@
-//! The analysis of queued operations: their clocks, and their races.
+//! The analysis of queued operations: their clocks and their races.
 //!
-//! An operation is analysed once everything it is ordered after has been: at once, unless a closed gate stands ahead of
-//! it, and then when that gate opens. The analysis gives the operation its clock and shows it to the race detector. Only
-//! analysed operations are executed, and nothing about the analysis depends on when that happens.
+//! An operation is analysed once everything ordered before it has been analysed. That is at once, unless a closed gate precedes it; then it
+//! is when the gate opens. The analysis computes the operation's clock and passes it to the race detector. Only analysed operations are
+//! executed, and the results do not depend on when they are executed.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::shadow::Mode;
 use crate::state::State;
 
 impl State {
-    /// Analyses a stream, and those that waited for it to get on.
+    /// Analyses a stream, and the stalled streams that this unblocks.
     pub(crate) fn analyse(&mut self, first: u64) {
         if !self.analyse_stream(first) || self.stalled.is_empty() {
             return;
@@ -28,7 +28,7 @@ impl State {
         }
     }
 
-    /// Analyses as far as possible; true when something that other streams may wait for was reached.
+    /// Analyses up to the first unreached wait or closed gate. Returns true if it reached a marker that other streams may wait for.
     fn analyse_stream(&mut self, handle: u64) -> bool {
         let was_stalled = self.stalled.remove(&handle);
         let Some(stream) = self.streams.get_mut(&handle) else {
@@ -118,18 +118,18 @@ impl State {
     }
 }
 
-/// The state of an argument since it was queued.
+/// How an argument's memory changed since it was queued.
 #[derive(Default)]
 struct Resolved {
-    /// It meant memory that was taken away before the host saw this work complete.
+    /// The argument meant memory that was freed or unmapped before the host saw this work complete.
     stale: Option<RaceKind>,
-    /// Why the device cannot reach it.
+    /// The fault, if the device cannot reach the memory.
     fault: Option<String>,
-    /// Its bytes belong to no block any more, so there is no access to compare it with.
+    /// Its bytes belong to no block any more, so there is no access to compare.
     ended: bool,
 }
 
-/// Finds the bytes of an argument as the machine stands now. What is no work only marks a range: it accesses nothing.
+/// Resolves an argument to the bytes it reaches now. If `works` is false, the operation only marks a range and accesses nothing.
 fn resolve(
     space: &AddressSpace,
     argument: &mut Argument,
@@ -165,7 +165,7 @@ fn resolve(
     found
 }
 
-/// The cost of an operation on its stream in simulated time.
+/// The duration of an operation on its stream in simulated time.
 fn duration(model: &LatencyModel, op: &Op) -> u64 {
     let bytes: u64 = op.arguments.iter().map(|argument| argument.bytes).sum();
     match &op.kind {

@@ -1,16 +1,16 @@
-//! Vector clocks: which operations happen before which.
+//! Vector clocks, which give the happens-before order of operations.
 //!
-//! Every stream owns a slot. Its operations count up in that slot, and a clock says for each slot how many operations
-//! are ordered before its owner. The host has a clock too, without a slot: it only learns, by synchronising.
+//! Every stream owns a slot and counts its operations in it. A clock holds for each slot how many operations happen before its owner. The
+//! host has a clock without a slot; it advances only by synchronisation.
 
-/// One operation: the `count`-th of its slot, from 1.
+/// The epoch of one operation: the `count`-th of its slot, from 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Epoch {
     pub(crate) slot: u32,
     pub(crate) count: u64,
 }
 
-/// For each slot, how many of its operations came before.
+/// For each slot, how many of its operations happen before.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct VectorClock(Vec<u64>);
 
@@ -31,7 +31,7 @@ impl VectorClock {
         self.0[slot] = count;
     }
 
-    /// The next operation of `slot`.
+    /// Counts the next operation of `slot`.
     pub(crate) fn tick(&mut self, slot: u32) -> Epoch {
         let count = self.get(slot) + 1;
         self.set(slot, count);
@@ -47,7 +47,7 @@ impl VectorClock {
         }
     }
 
-    /// True when a join with `other` would change nothing.
+    /// True if a join with `other` would change nothing.
     pub(crate) fn includes(&self, other: &Self) -> bool {
         other.0.iter().enumerate().all(|(slot, &count)| self.get(slot as u32) >= count)
     }

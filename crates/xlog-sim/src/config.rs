@@ -6,7 +6,7 @@ use xlog_driver::{DriverError, DriverResult};
 
 use crate::latency::LatencyModel;
 
-/// The shape of a simulated machine. Build one with [`SimConfig::default`] and the `with_*` calls.
+/// The configuration of a simulated machine. Build one with [`SimConfig::default`] and the `with_*` calls.
 ///
 /// ```
 /// use xlog_sim::{SimConfig, SimDevice};
@@ -19,21 +19,21 @@ use crate::latency::LatencyModel;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SimConfig {
-    /// `None`: a thread per stream. `Some`: the deterministic scheduler under this seed.
+    /// `None`: one thread per stream. `Some`: the deterministic scheduler with this seed.
     pub seed: Option<u64>,
-    /// How many devices the machine has.
+    /// The number of devices.
     pub ordinals: u32,
-    /// Memory of each device in bytes. Host memory is taken only for bytes that are written.
+    /// The memory of each device in bytes. Host memory is committed only for bytes that are written.
     pub capacity: u64,
-    /// Whether stream-ordered pools are offered.
+    /// True if stream-ordered pools are offered.
     pub async_pools: bool,
-    /// Whether virtual memory is offered.
+    /// True if virtual memory is offered.
     pub virtual_memory: bool,
     /// The mapping granularity, a power of two.
     pub granularity: usize,
-    /// The cost of calls and work in simulated time; `None` keeps no time.
+    /// The cost of calls and work in simulated time; `None` disables simulated time.
     pub latency: Option<LatencyModel>,
-    /// How long nothing that a call waits for may get on before the wait is called a deadlock, where that cannot be proven.
+    /// How long a wait may see no progress before it is reported as a deadlock that cannot be proven.
     pub patience: Duration,
 }
 
@@ -54,21 +54,21 @@ impl Default for SimConfig {
 
 impl SimConfig {
     xlog_base::setters! {
-        /// Runs under the deterministic scheduler: one seed, one order.
+        /// Uses the deterministic scheduler: one seed gives one order.
         with_seed(seed: u64) { seed: Some(seed) }
         /// The number of devices.
         with_ordinals(ordinals: u32) { ordinals: ordinals }
         /// The memory of each device in bytes.
         with_capacity(bytes: u64) { capacity: bytes }
-        /// Offers stream-ordered pools, or not.
+        /// Enables or disables stream-ordered pools.
         with_async_pools(offered: bool) { async_pools: offered }
-        /// Offers virtual memory, or not.
+        /// Enables or disables virtual memory.
         with_virtual_memory(offered: bool) { virtual_memory: offered }
         /// The mapping granularity, a power of two of at least 4096.
         with_granularity(bytes: usize) { granularity: bytes }
-        /// Keeps simulated time by this model.
+        /// Keeps simulated time with this model.
         with_latency(model: LatencyModel) { latency: Some(model) }
-        /// How long nothing that a call waits for may get on before the wait is called a deadlock.
+        /// How long a wait may see no progress before it is reported as a deadlock.
         with_patience(patience: Duration) { patience: patience }
     }
 

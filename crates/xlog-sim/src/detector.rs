@@ -1,15 +1,13 @@
 //! The race detector.
 //!
-//! It sees operations in an order in which everything comes after what it is ordered after, and keeps, for every byte,
-//! the accesses that later ones must still be compared with. Two accesses race when they conflict and the clock of the
-//! later analysed one does not cover the other. That is decided by the program alone: when an operation ran, or whether
-//! two overlapped in time, plays no part.
+//! The detector receives each operation after everything that happens before it. For every byte it keeps the accesses that later ones must
+//! still be compared with. Two accesses race if they conflict and the clock of the later analysed one does not cover the other. The program
+//! alone decides that, not the execution times.
 //!
-//! Kept per byte range: the last writes, the reads since, and the allocation of the block that lives there. A write
-//! that is ordered after an entry replaces it, since whatever is ordered after the write is ordered after the entry
-//! too; a free is replaced by the next allocation only. Allocation and free are writes of the whole block. Entries that
-//! raced stay, so that every partner of a race is seen. Memory mapped twice keeps entries for each mapping, since one
-//! of them may go.
+//! Each byte range keeps its last writes, the reads since then, and the allocation of its block. A write that is ordered after an entry
+//! replaces it, because happens-before is transitive. Only the next allocation replaces a free. Allocation and free count as writes of the
+//! whole block. Entries that raced stay, so that every partner of a race is reported. Memory that is mapped twice keeps entries for each
+//! mapping, because one of them may be unmapped.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -22,32 +20,32 @@ use crate::op::OpMeta;
 use crate::race::{RaceKind, RaceReport, RaceSide, UnreadRaces};
 use crate::shadow::{AccessEntry, Cells, Mode, split, unite};
 
-/// Reports kept; later ones are counted, and still fail a synchronisation.
+/// The maximum number of stored reports. Later races are counted and still fail a synchronisation.
 const MAX_REPORTS: usize = 1000;
 
-/// Shadow memory and the reports drawn from it.
+/// Shadow memory, and the reports made from it.
 #[derive(Default)]
 pub(crate) struct Detector {
     shadow: HashMap<u64, Cells>,
-    /// Backings that are gone, but that operations behind closed gates still mean.
+    /// Freed backings that operations behind closed gates still refer to.
     fading: Vec<(u64, Weak<Backing>)>,
     reports: Vec<RaceReport>,
     seen: HashSet<(u64, u64)>,
     total: u64,
-    /// Messages of the races that no call has returned since `races` was last read: the first [`MAX_REPORTS`].
+    /// Messages of races that no call has returned since reports were last read, at most [`MAX_REPORTS`].
     unread: Vec<Arc<str>>,
-    /// Further ones, whose messages were not kept.
+    /// The number of further unread races, whose messages were not kept.
     unread_beyond: u64,
 }
 
-/// A race that the next synchronisation of a stream has to report.
+/// A race that the next synchronisation of a stream reports.
 pub(crate) struct Notice {
     pub(crate) stream: StreamHandle,
     pub(crate) ordinal: u32,
     pub(crate) message: Arc<str>,
 }
 
-/// An access on its way through the detector.
+/// An access to compare and store.
 pub(crate) struct Visit<'a> {
     pub(crate) mode: Mode,
     pub(crate) clock: &'a VectorClock,
@@ -56,27 +54,27 @@ pub(crate) struct Visit<'a> {
     pub(crate) tag: Option<&'a Arc<str>>,
 }
 
-/// A host call that takes a range away from the work on it.
+/// A host call that ends or restricts a range while work may still use it.
 pub(crate) struct HostEnd<'a> {
     pub(crate) host: &'a VectorClock,
     pub(crate) meta: &'a Arc<OpMeta>,
     pub(crate) what: Revoked,
 }
 
-/// The thing that a host call takes away.
+/// What a host call revokes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Revoked {
     /// The block.
     Block,
     /// One mapping of it.
     Mapping,
-    /// The right to write through one mapping.
+    /// Write access through one mapping.
     Writing,
-    /// Every right to one mapping.
+    /// All access through one mapping.
     Access,
 }
 
-/// The bytes that an access shares with one earlier operation.
+/// An earlier operation, and the bytes that an access shares with it.
 struct Partner {
     entry: AccessEntry,
     kind: RaceKind,
@@ -89,30 +87,30 @@ impl Detector {
         &self.reports
     }
 
-    /// All races found, also those whose reports were not kept.
+    /// All races found, including those without a stored report.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// Notes that the caller reads all reports.
+    /// Marks all reports as read.
     pub(crate) fn mark_all_read(&mut self) {
         self.unread.clear();
         self.unread_beyond = 0;
     }
 
-    /// Notes that a call returns the race of this message.
+    /// Marks the race with this message as returned by a call.
     pub(crate) fn mark_returned(&mut self, message: &Arc<str>) {
         self.unread.retain(|unread| !Arc::ptr_eq(unread, message));
     }
 
-    /// Returns the unread races, and notes them as read.
+    /// Returns the unread races and marks them as read.
     pub(crate) fn take_unread(&mut self) -> UnreadRaces {
         let first = std::mem::take(&mut self.unread);
         let total = first.len() as u64 + std::mem::take(&mut self.unread_beyond);
         UnreadRaces { first, total }
     }
 
-    /// Compares an access with the recorded ones, records it, and returns the notices of the races found.
+    /// Compares an access with the stored ones, stores it, and returns notices of the races found.
     pub(crate) fn visit(&mut self, piece: &BackingRange, visit: &Visit<'_>) -> Vec<Notice> {
         let mut partners: Vec<Partner> = Vec::new();
         let cells = self.shadow.entry(piece.backing_id()).or_default();
@@ -128,7 +126,7 @@ impl Detector {
         };
         let birth = (visit.mode == Mode::Alloc).then(|| Arc::new(mine.clone()));
         for (&at, cell) in cells.range_mut(start..end) {
-            // Queued before this block existed, it meant the one before.
+            // An operation queued before this block's allocation meant the previous block.
             let stale =
                 cell.born.as_ref().filter(|born| visit.meta.sequence < born.meta.sequence).cloned();
             if let Some(born) = &stale {
@@ -156,7 +154,7 @@ impl Detector {
         notices
     }
 
-    /// Forgets what is ordered before a free that has completed, for a new owner that is not ordered after it.
+    /// Removes entries that `clock` covers: they precede a completed free, and the new owner is not ordered after it.
     pub(crate) fn retire(&mut self, piece: &BackingRange, clock: &VectorClock) {
         let Some(cells) = self.shadow.get_mut(&piece.backing_id()) else {
             return;
@@ -168,7 +166,7 @@ impl Detector {
         }
     }
 
-    /// A host call that ends a range or the access to it: all work that it concerns must have been seen to complete.
+    /// Checks a host call that ends or restricts a range: the host must have seen all affected work complete.
     pub(crate) fn end_by_host(&mut self, piece: &BackingRange, end: &HostEnd<'_>) -> Vec<Notice> {
         let Some(cells) = self.shadow.get_mut(&piece.backing_id()) else {
             return Vec::new();
@@ -215,7 +213,7 @@ impl Detector {
         notices
     }
 
-    /// An operation that meant a block or a mapping which is no longer the one at its address.
+    /// Reports an operation whose block or mapping was replaced or removed before it ran.
     pub(crate) fn stale(
         &mut self,
         meta: &Arc<OpMeta>,
@@ -241,17 +239,17 @@ impl Detector {
         notices
     }
 
-    /// Forgets a backing that no operation can mean any more.
+    /// Removes the shadow of a backing that no operation can reach any more.
     pub(crate) fn forget(&mut self, backing: u64) {
         self.shadow.remove(&backing);
     }
 
-    /// Forgets a backing that is gone as soon as no queued operation means it: those meet the frees in it.
+    /// Removes the shadow of a freed backing once no queued operation refers to it. Until then such operations meet its frees.
     pub(crate) fn fade(&mut self, backing: &Arc<Backing>) {
         self.fading.push((backing.id(), Arc::downgrade(backing)));
     }
 
-    /// Forgets what has faded.
+    /// Removes the shadows of unreferenced backings.
     pub(crate) fn sweep(&mut self) {
         let shadow = &mut self.shadow;
         self.fading.retain(|(id, backing)| {
@@ -263,7 +261,7 @@ impl Detector {
         });
     }
 
-    /// Reports a race once, whatever number of ranges the two share.
+    /// Reports a race of two operations once, however many ranges they share.
     fn push(
         &mut self,
         partner: Partner,
@@ -306,7 +304,7 @@ impl Detector {
     }
 }
 
-/// Adds bytes to what is shared with the operation of `entry`.
+/// Extends the bytes shared with the operation of `entry`.
 fn add(partners: &mut Vec<Partner>, entry: &AccessEntry, kind: RaceKind, from: usize, to: usize) {
     let known = partners.iter_mut().find(|p| Arc::ptr_eq(&p.entry.meta, &entry.meta));
     match known {
@@ -326,7 +324,7 @@ fn side_of(meta: &OpMeta, mode: Mode, tag: Option<&Arc<str>>) -> RaceSide {
     }
 }
 
-/// Whether whatever is ordered after this access needs no comparison with `entry` any more.
+/// True if accesses ordered after this one need no comparison with `entry` any more.
 fn supersedes(visit: &Visit<'_>, base: u64, entry: &AccessEntry) -> bool {
     let replaces = match visit.mode {
         Mode::Read => entry.mode == Mode::Read,
@@ -336,14 +334,14 @@ fn supersedes(visit: &Visit<'_>, base: u64, entry: &AccessEntry) -> bool {
     replaces && entry.base.is_none_or(|theirs| theirs == base) && visit.clock.covers(entry.epoch)
 }
 
-/// Whether an earlier access and this one race, and how.
+/// Returns the kind of race between an earlier access and this one, if they race.
 fn conflict(entry: &AccessEntry, visit: &Visit<'_>) -> Option<RaceKind> {
     let ordered = visit.clock.covers(entry.epoch);
     match (entry.mode, visit.mode) {
         (Mode::Read, Mode::Read) => None,
-        // Nothing may touch a block after its free, however well it is ordered.
+        // An access after the free is an error even if it is ordered after it.
         (Mode::Free, Mode::Read | Mode::Write) => Some(RaceKind::UseAfterFree),
-        // Queued after this allocation, it meant the block that only begins now.
+        // The earlier analysed access was queued after this allocation, so it meant the block that begins only now.
         (_, Mode::Alloc) if visit.meta.sequence < entry.meta.sequence => {
             Some(RaceKind::UseBeforeAllocation)
         }

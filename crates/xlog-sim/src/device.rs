@@ -1,4 +1,4 @@
-//! Simulated machines and devices, and their calls beyond the driver seam.
+//! Simulated machines and devices, and their calls beyond the [`Driver`](xlog_driver::Driver) trait.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use crate::race::{RaceReport, UnreadRaces};
 use crate::state::State;
 use crate::threads;
 
-/// Several simulated devices that share streams' clocks, so that one can wait for another's events.
+/// Several simulated devices with common clocks, so that a stream of one can wait for events of another.
 #[derive(Debug)]
 pub struct SimMachine {
     owner: Arc<Owner>,
 }
 
 impl SimMachine {
-    /// Builds a machine; a bad configuration is refused with the field and what it accepts.
+    /// Makes a machine. An invalid configuration is refused with the field and its accepted values.
     pub fn new(config: SimConfig) -> DriverResult<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         config.validate()?;
@@ -34,7 +34,7 @@ impl SimMachine {
         Ok(Self { owner: Arc::new(Owner(shared)) })
     }
 
-    /// One device of the machine. Opening it again gives the same memory and streams.
+    /// Opens a device of the machine. All opens of one ordinal share memory and streams.
     pub fn device(&self, ordinal: u32) -> DriverResult<Arc<SimDevice>> {
         let config = &self.owner.0.config;
         if ordinal >= config.ordinals {
@@ -75,7 +75,7 @@ impl SimMachine {
     }
 }
 
-/// Ends the machine with its last device.
+/// Shuts the machine down when its last device and machine handle are dropped.
 #[derive(Debug)]
 struct Owner(Arc<SharedMachine>);
 
@@ -119,63 +119,62 @@ impl fmt::Debug for SimDevice {
 }
 
 impl SimDevice {
-    /// The first device of a machine of its own.
+    /// Opens the first device of a new machine.
     pub fn open(config: SimConfig) -> DriverResult<Arc<Self>> {
         SimMachine::new(config)?.device(0)
     }
 
-    /// The machine this device belongs to.
+    /// Returns the machine of this device.
     pub fn machine(&self) -> SimMachine {
         SimMachine { owner: Arc::clone(&self.owner) }
     }
 
-    /// The seed of the deterministic scheduler, if it is one.
+    /// Returns the seed of the deterministic scheduler; `None` with threads.
     pub fn seed(&self) -> Option<u64> {
         self.shared.config.seed
     }
 
-    /// Every race found so far on this machine, in the order of analysis. The first 1000 are kept.
+    /// Returns the races found on this machine in the order of analysis, at most the first 1000.
     ///
-    /// A synchronisation fails with the first race since the last one and does not mention the others: all of them are
-    /// here.
+    /// A synchronisation fails with the first race since the last one only; this returns all of them.
     pub fn races(&self) -> Vec<RaceReport> {
         let mut state = self.shared.lock();
         state.detector.mark_all_read();
         state.detector.reports().to_vec()
     }
 
-    /// How many races were found so far on this machine, also those whose reports were not kept.
+    /// Returns the number of races found on this machine, including those without a stored report.
     pub fn race_count(&self) -> u64 {
         let mut state = self.shared.lock();
         state.detector.mark_all_read();
         state.detector.total()
     }
 
-    /// Takes the races of this machine that no call has returned, and that neither [`SimDevice::races`] nor
-    /// [`SimDevice::race_count`] has read. A program that ends should not lose them in silence.
+    /// Returns and clears the races of this machine that no call has returned and neither [`SimDevice::races`] nor
+    /// [`SimDevice::race_count`] has read. A program should check them before it ends.
     #[must_use]
     pub fn take_unread_races(&self) -> UnreadRaces {
         self.shared.lock().detector.take_unread()
     }
 
-    /// A hash of the order in which operations were executed. Equal for equal programs under equal seeds.
+    /// Returns a hash of the execution order. Equal programs with equal seeds give equal hashes.
     pub fn order_hash(&self) -> u64 {
         self.shared.lock().order_hash
     }
 
-    /// Simulated time: how far the host is, or the last stream if that is further. Zero without a latency model.
+    /// Returns the simulated time of the host or the last stream, whichever is later. Zero without a latency model.
     pub fn simulated_time(&self) -> Duration {
         let state = self.shared.lock();
         let streams = state.streams.values().map(|stream| stream.line.time).max().unwrap_or(0);
         Duration::from_nanos(streams.max(state.host_time))
     }
 
-    /// Fault injection and call counts.
+    /// Returns fault injection and call counts.
     pub fn faults(&self) -> Faults {
         Faults { shared: Arc::clone(&self.shared), ordinal: self.ordinal() }
     }
 
-    /// Queues a simulated kernel. Its arguments must be live, and may overlap only where all of them read.
+    /// Queues a simulated kernel. Its arguments must be live, and may overlap only if all overlapping ones are read-only.
     pub fn launch(&self, stream: StreamHandle, kernel: SimKernel) -> DriverResult<()> {
         let SimKernel { name, ranges, body } = kernel;
         let mut state = self.enter(Call::Launch)?;
@@ -197,9 +196,8 @@ impl SimDevice {
         self.submit(&mut state, Call::Launch, stream, Label::Given(name), kind, arguments)
     }
 
-    /// Marks the stream as captured by other code, or ends that. A stream that waits for an event of a captured stream joins the capture, as
-    /// with CUDA. Work queued on such streams runs all the same: this only shows how a program treats them.
-    /// [`Graphs::begin_capture`](xlog_driver::Graphs::begin_capture) records.
+    /// Marks the stream as captured by other code, or ends that. As with CUDA, a stream that waits for an event of a captured stream joins
+    /// the capture. Work queued on such streams still runs; [`Graphs::begin_capture`](xlog_driver::Graphs::begin_capture) records instead.
     pub fn set_capturing(&self, stream: StreamHandle, capturing: bool) -> DriverResult<()> {
         let mut state = self.shared.lock();
         self.check_stream(&state, Call::StreamCapture, stream)?;
@@ -213,7 +211,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Names live memory for race reports of work queued from now on.
+    /// Names live memory in race reports of work queued from now on.
     pub fn tag_memory(&self, ptr: u64, bytes: usize, tag: &str) -> DriverResult<()> {
         let mut state = self.shared.lock();
         state.space.check("tag_memory", ptr, bytes as u64)?;
@@ -223,12 +221,11 @@ impl SimDevice {
 
     /// Runs host threads and waits for them.
     ///
-    /// Under a seed they are logical: one runs at a time, and the seed decides at every driver call who goes on, so that
-    /// the whole test can be replayed. They must block only in this device or on an [`xlog_driver::sync::Mutex`].
-    /// Without a seed they are ordinary threads.
+    /// With a seed they are logical: one runs at a time, and at every driver call the seed chooses the next, so that the whole test can be
+    /// replayed. They must block only in this device or on an [`xlog_driver::sync::Mutex`]. Without a seed they are ordinary threads.
     ///
     /// # Panics
-    /// Passes on the first panic of a body, after all have ended.
+    /// Resumes the first panic of a body after all have ended.
     pub fn run_threads<'a>(&self, bodies: Vec<Box<dyn FnOnce() + Send + 'a>>) {
         match self.shared.config.seed {
             Some(_) => {
@@ -239,7 +236,7 @@ impl SimDevice {
         }
     }
 
-    // What the driver calls share.
+    // Helpers of the driver calls.
 
     pub(crate) fn ordinal(&self) -> u32 {
         self.properties.ordinal
@@ -282,7 +279,7 @@ impl SimDevice {
         }
     }
 
-    /// Refuses memory of another device: only a copy inside the machine may reach it.
+    /// Refuses memory of another device, which only `copy_dtod` may access.
     pub(crate) fn check_home(&self, call: Call, ptr: u64, owner: u32) -> DriverResult<()> {
         if owner == self.ordinal() {
             return Ok(());
@@ -294,7 +291,7 @@ impl SimDevice {
         ))
     }
 
-    /// A range as an argument of work, checked.
+    /// Validates a range and makes it an argument of work.
     pub(crate) fn argument(
         &self,
         state: &State,
@@ -326,7 +323,7 @@ impl SimDevice {
         Ok(Argument { ptr, bytes: bytes as u64, access, meant, tag, pieces })
     }
 
-    /// Queues work and lets the engine know.
+    /// Queues work and notifies the engine.
     pub(crate) fn push(
         &self,
         state: &mut State,
@@ -341,7 +338,7 @@ impl SimDevice {
         sequence
     }
 
-    /// Takes the race that the next synchronisation of a stream has to report.
+    /// Returns and clears the race that the next synchronisation of `stream` reports.
     pub(crate) fn report_race(
         state: &mut State,
         call: Call,
@@ -357,7 +354,7 @@ impl SimDevice {
         state.streams.get_mut(&stream.number()).and_then(|stream| stream.race.take())
     }
 
-    /// The error by which a call returns a race.
+    /// The error with which a call returns a race.
     pub(crate) fn returned(state: &mut State, call: Call, race: &Arc<str>) -> DriverError {
         state.detector.mark_returned(race);
         DriverError::Race { call: call.name(), report: race.to_string() }

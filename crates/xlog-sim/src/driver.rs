@@ -1,4 +1,4 @@
-//! The driver seam, simulated.
+//! The [`Driver`] trait of the simulated device.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,7 @@ use crate::state::{Event, State, Stream};
 
 impl SimDevice {
     fn check_event(&self, state: &State, call: Call, event: EventHandle) -> DriverResult<()> {
-        // A stream may wait for an event of another device; everything else stays at home.
+        // An event of another device may be waited for and queried; every other call needs an event of this device.
         match state.events.get(&event.number()) {
             Some((ordinal, _))
                 if *ordinal == self.ordinal()
@@ -37,7 +37,7 @@ impl SimDevice {
         }
     }
 
-    /// Gives cached pool memory back where a pool holds more than its threshold, as synchronising calls do.
+    /// Releases cached memory of pools above their threshold, as synchronising calls do.
     fn release_cached(&self, state: &mut State) {
         let pools: Vec<u64> = state.pools.keys().copied().collect();
         for pool in pools {
@@ -152,7 +152,7 @@ impl Driver for SimDevice {
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
         let state = self.enter(Call::StreamId)?;
         self.check_stream(&state, Call::StreamId, stream)?;
-        // Handles are never used twice on one machine; the machine makes them unique in the process.
+        // A machine never reuses a handle; its number makes the id unique in the process.
         Ok((self.shared.machine << 40) | stream.number())
     }
 
@@ -193,7 +193,7 @@ impl Driver for SimDevice {
     }
 
     unsafe fn foreign_stream(&self, raw: *mut c_void) -> DriverResult<StreamHandle> {
-        // A number without a stream is refused by the first call that names it.
+        // The first call with a number that is not a stream refuses it.
         Ok(StreamHandle::numbered(raw.addr() as u64))
     }
 
@@ -344,14 +344,14 @@ impl Driver for SimDevice {
         let target = self.argument(&state, call, dst, src.len(), Access::Write)?;
         let idle =
             state.streams.get(&stream.number()).is_some_and(|s| s.is_drained() && s.held_back == 0);
-        // Under a seed it is one of the legal schedules.
+        // With a seed, copying at once is one of the legal schedules.
         let at_once = idle && (self.shared.config.seed.is_none() || state.rng.below(2) == 0);
         if !at_once {
             let kind = OpKind::CopyIn(Box::from(src));
             self.push(&mut state, stream, Label::Fixed("copy_htod"), kind, vec![target]);
             return Ok(());
         }
-        // The stream is idle: the bytes can go straight from the source, if nothing else uses the target now.
+        // The stream is idle, so the bytes can be copied straight from the source if no other work uses the target now.
         Self::cost(&mut state, |model| model.launch);
         let kind = OpKind::CopyIn(Box::default());
         let sequence = state.push(stream, Label::Fixed("copy_htod"), kind, vec![target]);
@@ -481,7 +481,7 @@ impl Driver for SimDevice {
         Ok(())
     }
 
-    // Work on the range that is not ordered after this is a use before allocation, or across reuse.
+    // Work on the range that is not ordered after this is a use before allocation or across reuse.
     fn begin_range(
         &self,
         ptr: u64,
@@ -531,19 +531,19 @@ impl Driver for SimDevice {
 }
 
 impl SimDevice {
-    /// Whether a stream of this device is being captured.
+    /// True if a stream of this device is being captured.
     fn has_captured_stream(&self) -> bool {
         let state = self.shared.lock();
         let ordinal = self.ordinal();
         state.streams.values().any(|s| s.ordinal == ordinal && s.captured_by.is_some())
     }
 
-    /// Waits for what [`Driver::synchronize_streams`] left out, as `cuMemFree` and `cuMemFreeHost` do.
+    /// Waits for the work that [`Driver::synchronize_streams`] left out, as `cuMemFree` and `cuMemFreeHost` do.
     pub(crate) fn wait_for_captured(&self) -> DriverResult<()> {
         if self.has_captured_stream() { self.synchronize_but(|_| false) } else { Ok(()) }
     }
 
-    /// Removes the block that begins at `ptr`; work that still uses it races with this.
+    /// Removes the block that begins at `ptr`. Work that may still use it races with this call.
     pub(crate) fn end_block(state: &mut State, ptr: u64, call: &'static str) -> Option<Region> {
         let region = state.space.remove(ptr)?;
         let meta = state.meta(Label::Fixed(call), None);
@@ -558,7 +558,7 @@ impl SimDevice {
         Some(region)
     }
 
-    /// Waits for all streams of this device but some.
+    /// Waits for all streams of this device except those that `leaves_out` selects.
     fn synchronize_but(&self, leaves_out: impl Fn(&Stream) -> bool) -> DriverResult<()> {
         let mut state = self.enter(Call::Synchronize)?;
         Self::cost(&mut state, |model| model.synchronize);

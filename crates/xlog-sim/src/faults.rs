@@ -1,4 +1,4 @@
-//! Fault injection: a test makes calls fail as real drivers do.
+//! Fault injection: makes calls fail as real drivers do.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::engine::SharedMachine;
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
-        /// The calls of the driver seam, to count them and to make them fail.
+        /// The driver calls, for counts and injected faults.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[non_exhaustive]
         pub enum Call {
@@ -93,7 +93,7 @@ pub enum Fault {
     Unsupported,
     /// A driver code without a variant of its own.
     Code(u32),
-    /// The device is lost, with this call and forever.
+    /// The device is lost from this call on.
     DeviceLost,
 }
 
@@ -118,15 +118,15 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Fails the `nth` call of this kind from now, 1 being the next. The call changes nothing.
+    /// Fails the `nth` call of this kind from now, where 1 is the next. The failing call changes nothing.
     pub fn fail_nth(&self, call: Call, nth: u64, fault: Fault) {
         let mut state = self.shared.lock();
         let made = state.faults.count(self.ordinal, call);
         state.faults.planned.insert((self.ordinal, call, made + nth.max(1)), fault);
     }
 
-    /// Runs `action` at the beginning of the `nth` call of this kind from now, 1 being the next, on the thread of that call. So a test makes
-    /// happen what another thread could do between two calls of a program. It may call the device.
+    /// Runs `action` at the start of the `nth` call of this kind from now, where 1 is the next, on the calling thread. It simulates what
+    /// another thread could do between two calls, and may call the device.
     pub fn run_before_nth(&self, call: Call, nth: u64, action: impl FnOnce() + Send + 'static) {
         let mut state = self.shared.lock();
         let made = state.faults.count(self.ordinal, call);
@@ -134,15 +134,15 @@ impl Faults {
         state.faults.actions.insert(at, Box::new(action));
     }
 
-    /// Runs out of memory once this many bytes are taken; `None` goes back to the capacity.
+    /// Limits the device's memory to this many bytes; `None` restores the capacity.
     pub fn limit_memory(&self, bytes: Option<u64>) {
         self.shared.lock().ordinals[self.ordinal as usize].limit = bytes;
     }
 
-    /// Executes nothing more of a stream, but what runs already, until the gate is released or dropped.
+    /// Stops the execution of a stream's queued work, except a running operation, until the gate is released or dropped.
     ///
-    /// Unlike [`Driver::hold`](xlog_driver::Driver::hold) this is no operation: it stops also what is queued already,
-    /// and orders nothing.
+    /// Unlike [`Driver::hold`](xlog_driver::Driver::hold) this is not an operation: it also stops work that is already queued, and orders
+    /// nothing.
     pub fn hold_back(&self, stream: StreamHandle) -> DriverResult<Gate> {
         let mut state = self.shared.lock();
         let held = state.streams.get_mut(&stream.number()).filter(|s| s.ordinal == self.ordinal);
@@ -163,12 +163,12 @@ impl Faults {
         }))
     }
 
-    /// Loses the device: what runs ends, whatever is queued is dropped, and every later call fails.
+    /// Loses the device: running work ends, queued work is dropped, and every later call fails.
     pub fn lose_device(&self) {
         self.shared.lose(self.ordinal, 719, "lost by fault injection".to_owned());
     }
 
-    /// Forgets all planned failures and actions, and the memory limit.
+    /// Removes all planned failures and actions, and the memory limit.
     pub fn clear(&self) {
         let mut state = self.shared.lock();
         let ordinal = self.ordinal;
@@ -177,13 +177,13 @@ impl Faults {
         state.ordinals[ordinal as usize].limit = None;
     }
 
-    /// How often a call was made, failed ones included.
+    /// Returns how many times a call was made, including failed ones.
     #[must_use]
     pub fn calls(&self, call: Call) -> u64 {
         self.shared.lock().faults.count(self.ordinal, call)
     }
 
-    /// How many calls were made in all.
+    /// Returns the number of all calls.
     pub fn total_calls(&self) -> u64 {
         self.shared.lock().faults.made[self.ordinal as usize].iter().sum()
     }
@@ -206,7 +206,7 @@ impl FaultTable {
         self.made[ordinal as usize][call as usize]
     }
 
-    /// What is to happen before the next call of this kind.
+    /// Returns the action planned for the next call of this kind.
     pub(crate) fn action(&mut self, ordinal: u32, call: Call) -> Option<HostFn> {
         if self.actions.is_empty() {
             return None;
@@ -215,7 +215,7 @@ impl FaultTable {
         self.actions.remove(&(ordinal, call, next))
     }
 
-    /// Counts a call and says whether it is to fail.
+    /// Counts a call and returns its planned fault.
     pub(crate) fn on_call(&mut self, ordinal: u32, call: Call) -> Option<Fault> {
         let made = &mut self.made[ordinal as usize][call as usize];
         *made += 1;

@@ -1,13 +1,13 @@
-//! Captured work of the simulated device: what a graph is made of, and how a launch queues it.
+//! Captured work of the simulated device: the nodes of graphs, and how a launch queues them.
 //!
-//! A node remembers the stream it was captured on and the nodes it follows. A launch gives every captured stream a lane: the launch stream
-//! itself for the stream that the capture began on, a stream of the executable graph for every other one. Nodes are queued on their lanes with waits
-//! where they follow a node of another lane. So replayed work goes through the same analysis, race detector and engines as any other, and branches
-//! of a graph are concurrent.
+//! A node stores its captured stream and the nodes it follows. A launch maps every captured stream to a lane: the launch stream for the
+//! stream on which the capture began, and a stream of the executable graph for every other one. Nodes are queued on their lanes, with waits
+//! where they follow a node of another lane. So replayed work uses the normal analysis, race detector and engines, and branches of a graph
+//! are concurrent.
 //!
 //! Invariants:
 //! - Work on a stream of an open capture is recorded and never queued.
-//! - Launches of one executable graph follow each other.
+//! - Launches of one executable graph run one after another.
 //! - A function that a graph retains runs once, without the lock, after the last launch has completed.
 
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +31,7 @@ pub(crate) enum CapturedWork {
 }
 
 impl CapturedWork {
-    /// The repeatable form of queued work; what runs only once is refused.
+    /// Returns the repeatable form of queued work. Work that runs only once is refused.
     pub(crate) fn of(call: Call, kind: OpKind) -> DriverResult<Self> {
         match kind {
             OpKind::Memset(value) => Ok(Self::Memset(value)),
@@ -75,9 +75,9 @@ pub(crate) struct Capture {
     pub(crate) id: u64,
     pub(crate) graph: u64,
     nodes: Vec<Node>,
-    /// For every stream of the capture, the nodes that its next work follows.
+    /// For each stream of the capture, the nodes that its next work follows.
     tails: BTreeMap<u64, Vec<usize>>,
-    /// Why it is broken.
+    /// The reason, if the capture is invalid.
     pub(crate) broken: Option<String>,
 }
 
@@ -88,14 +88,14 @@ pub(crate) struct CapturedPoint {
     nodes: Vec<usize>,
 }
 
-/// A graph: its nodes once the capture has ended, and what it retains.
+/// A graph: its nodes, once the capture has ended, and its retained functions.
 pub(crate) struct SimGraph {
     origin: u64,
     nodes: Arc<Vec<Node>>,
     retained: Vec<Arc<Retained>>,
 }
 
-/// A function that runs when its last owner is gone.
+/// A function that runs when its last owner is dropped.
 pub(crate) struct Retained(Mutex<Option<HostFn>>);
 
 impl Drop for Retained {
@@ -110,7 +110,7 @@ pub(crate) struct Exec {
     ordinal: u32,
     origin: u64,
     nodes: Arc<Vec<Node>>,
-    /// The streams of the lanes, by the captured stream that they stand for.
+    /// The lanes' streams, by captured stream.
     lanes: BTreeMap<u64, StreamHandle>,
     /// The end of the last launch.
     last: Option<Arc<Marker>>,
@@ -124,25 +124,25 @@ pub(crate) struct GraphTable {
     pub(crate) captures: BTreeMap<u64, Capture>,
     pub(crate) graphs: HashMap<u64, SimGraph>,
     pub(crate) execs: HashMap<u64, Exec>,
-    /// What destroyed executable graphs retain until their last launch has completed.
+    /// Retained functions of destroyed executable graphs whose last launch may be pending.
     departed: Vec<(Arc<Marker>, Vec<Arc<Retained>>)>,
 }
 
 impl State {
-    /// The capture that records the work of a stream.
+    /// The capture that records the work of `stream`.
     pub(crate) fn capture_of(&self, stream: StreamHandle) -> Option<u64> {
         let origin = self.streams.get(&stream.number())?.captured_by?;
         self.graphs.captures.contains_key(&origin).then_some(origin)
     }
 
-    /// Breaks a capture, as CUDA does after a call that a capture forbids.
+    /// Invalidates a capture, as CUDA does after a forbidden call.
     pub(crate) fn break_capture(&mut self, origin: u64, why: &str) {
         if let Some(capture) = self.graphs.captures.get_mut(&origin) {
             capture.broken.get_or_insert_with(|| why.to_owned());
         }
     }
 
-    /// Begins a capture on `stream`; returns the number of its graph.
+    /// Begins a capture on `stream` and returns the number of its graph.
     pub(crate) fn open_capture(&mut self, stream: StreamHandle) -> u64 {
         let (id, graph) = (self.handle(), self.handle());
         let tails = BTreeMap::from([(stream.number(), Vec::new())]);
@@ -157,7 +157,8 @@ impl State {
         graph
     }
 
-    /// Ends a capture: its streams run their work again. Returns its graph, or why there is none, with what that retained.
+    /// Ends a capture; its streams run their work again. Returns the graph, or the reason of failure with the functions that the graph
+    /// retained.
     pub(crate) fn close_capture(
         &mut self,
         origin: u64,
@@ -204,7 +205,7 @@ impl State {
         CapturedPoint { capture: capture.map_or(0, |c| c.id), nodes: nodes.unwrap_or_default() }
     }
 
-    /// Makes later work of `stream` follow a point of the capture `origin`; a stream that is not in it joins.
+    /// Makes later work of `stream` follow a point of the capture `origin`. The stream joins that capture.
     pub(crate) fn follow_point(
         &mut self,
         origin: u64,
@@ -230,7 +231,7 @@ impl State {
         captures.find(|(_, open)| open.id == capture).map(|(&origin, _)| origin)
     }
 
-    /// Takes what destroyed executable graphs retained until now. The caller drops it without the lock.
+    /// Takes the functions of destroyed executable graphs whose launches have completed. The caller drops them without the lock.
     pub(crate) fn take_released(&mut self) -> Vec<Arc<Retained>> {
         if self.graphs.departed.is_empty() {
             return Vec::new();
@@ -241,7 +242,7 @@ impl State {
         self.graphs.departed = pending;
         let mut released = Vec::new();
         for (last, retained) in done {
-            // The driver releases after the work has completed: whatever the program does next is ordered after it.
+            // The driver releases after the work has completed, so the host is ordered after it.
             if let Some(point) = last.reached.get() {
                 self.host_learns(&point.clock, point.time);
             }
@@ -270,7 +271,7 @@ impl State {
         Some(handle)
     }
 
-    /// Forgets an executable graph; queued launches still run. Returns the streams of its lanes.
+    /// Removes an executable graph and returns its lanes. Queued launches still run.
     pub(crate) fn destroy_exec(&mut self, exec: u64) -> Vec<u64> {
         let Some(exec) = self.graphs.execs.remove(&exec) else { return Vec::new() };
         let lanes: Vec<u64> = exec.lanes.values().map(|lane| lane.number()).collect();
@@ -288,14 +289,14 @@ impl State {
         lanes
     }
 
-    /// The graph that a capture has not ended yet, or that an ended one left.
+    /// True if an open capture records into this graph.
     pub(crate) fn is_open_graph(&self, graph: u64) -> bool {
         self.graphs.captures.values().any(|capture| capture.graph == graph)
     }
 }
 
 impl Capture {
-    /// Names work that the stream on which the capture began does not follow.
+    /// Names work that does not happen before the origin stream's last work.
     fn unjoined(&self, origin: u64) -> Option<String> {
         let mut is_joined = vec![false; self.nodes.len()];
         let mut open = self.tails.get(&origin).cloned().unwrap_or_default();
@@ -314,7 +315,7 @@ impl Capture {
 }
 
 impl SimDevice {
-    /// Queues work, or records it where the stream is being captured.
+    /// Queues work, or records it if the stream is being captured.
     pub(crate) fn submit(
         &self,
         state: &mut State,
@@ -337,7 +338,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Refuses a stream of an open capture. A call that CUDA would pass on breaks the capture.
+    /// Refuses a stream of an open capture. `breaks` invalidates the capture, for calls that do so on CUDA.
     pub(crate) fn refuse_captured(
         &self,
         state: &mut State,
@@ -356,7 +357,7 @@ impl SimDevice {
         ))
     }
 
-    /// A wait that a capture takes part in, by its stream or by its event; false for any other.
+    /// Handles a wait whose stream or event belongs to a capture. Returns false for other waits.
     pub(crate) fn wait_in_capture(
         &self,
         state: &mut State,
@@ -395,7 +396,7 @@ impl SimDevice {
         }
     }
 
-    /// Refuses to ask for an event that was recorded in a capture, which breaks the capture.
+    /// Refuses to query or synchronise an event recorded in a capture, and invalidates the capture.
     pub(crate) fn refuse_captured_event(
         state: &mut State,
         call: Call,
@@ -410,7 +411,6 @@ impl SimDevice {
         Err(DriverError::invalid(call.name(), value, "an event of work that runs"))
     }
 
-    /// Queues the work of an executable graph.
     pub(crate) fn queue_graph(
         &self,
         state: &mut State,
@@ -429,7 +429,7 @@ impl SimDevice {
         };
         let (origin, nodes, lanes) = (known.origin, Arc::clone(&known.nodes), known.lanes.clone());
         let last = known.last.clone();
-        // The memory behind the addresses is that of the launch.
+        // The addresses are resolved to the memory live at the launch.
         let named = nodes.iter().map(|node| {
             let renew = |a: &Argument| {
                 let kind = if matches!(node.work, CapturedWork::CopyDevice) {
@@ -474,7 +474,7 @@ impl SimDevice {
                     wait(state, lane, marker);
                 }
             }
-            // Reports name the launch stream: the lanes are no streams of the program.
+            // Reports name the launch stream, because the program does not know the lanes.
             let meta = state.meta(node.label.clone(), Some(stream));
             state.push_as(lane, meta, node.work.queued(), arguments);
             if is_awaited[index] {

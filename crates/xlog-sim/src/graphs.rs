@@ -1,4 +1,4 @@
-//! Stream capture and graphs, simulated: the calls. `graph` has what they work on.
+//! The calls for stream capture and graphs, simulated. `graph` has their data structures.
 
 #![allow(unsafe_code)]
 
@@ -57,7 +57,7 @@ impl Graphs for SimDevice {
         let origin = state.capture_of(stream);
         let capture = origin.and_then(|origin| state.graphs.captures.get(&origin));
         Ok(capture.filter(|capture| capture.broken.is_none()).map(|capture| CaptureInfo {
-            // Unique in the process, as the ids of streams are.
+            // Unique in the process, like the ids of streams.
             id: (self.shared.machine << 40) | capture.id,
             graph: GraphHandle::numbered(capture.graph),
         }))

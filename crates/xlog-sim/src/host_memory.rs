@@ -1,7 +1,7 @@
 //! Page-locked host memory, simulated.
 //!
-//! The host's address is that of the bytes themselves. The device's address lies in the simulated address space like any
-//! other, so a program that mixes the two up fails. It takes nothing of the device's capacity.
+//! The host address is that of the bytes. The device address lies in the simulated address space, so a program that confuses the two fails.
+//! Host memory does not count towards the device's capacity.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use crate::device::SimDevice;
 use crate::faults::Call;
 use crate::memory::{BLOCK_ALIGN, Backing, Owner, RegionKind, round_up};
 
-/// What both addresses are multiples of.
+/// The alignment of both addresses.
 const PAGE: usize = 4096;
 
 impl HostMemory for SimDevice {
@@ -21,7 +21,7 @@ impl HostMemory for SimDevice {
         Self::refuse_zero(call, bytes)?;
         Self::cost(&mut state, |model| model.alloc);
         let allocated = round_up(bytes as u64, BLOCK_ALIGN).and_then(|span| {
-            // Room to begin at a page: the system allocator would touch every page of a larger alignment.
+            // Extra space to align to a page: the system allocator would touch every page for a larger alignment.
             let backing = Backing::new(usize::try_from(span).ok()?.checked_add(PAGE)?)?;
             let (host, offset) = backing.first_multiple_of(PAGE)?;
             let device = state.space.allocate_addresses(self.ordinal(), span, PAGE as u64)?;

@@ -1,4 +1,4 @@
-//! Simulated kernels: a closure and its declared ranges.
+//! Simulated kernels: a closure with declared ranges.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use xlog_driver::Access;
 /// The body of a kernel that a graph may repeat.
 pub(crate) type RepeatableBody = dyn Fn(&mut KernelArgs<'_>) + Send + Sync;
 
-/// What a kernel does.
+/// The body of a kernel.
 pub(crate) enum KernelBody {
     Once(Box<dyn FnOnce(&mut KernelArgs<'_>) + Send>),
     Repeatable(Arc<RepeatableBody>),
@@ -23,9 +23,9 @@ impl KernelBody {
     }
 }
 
-/// Work for a simulated stream.
+/// A kernel for a simulated stream.
 ///
-/// The body sees exactly the ranges it declared, so a kernel cannot touch what the race detector does not know.
+/// The body gets only its declared ranges, so it cannot touch memory without the race detector's knowledge.
 ///
 /// ```
 /// use xlog_driver::{Access, Driver};
@@ -64,7 +64,7 @@ pub(crate) struct KernelRange {
 }
 
 impl SimKernel {
-    /// A kernel with a name for reports and a body, which runs once.
+    /// Makes a kernel that runs once. Reports show its name.
     pub fn new(
         name: impl Into<Arc<str>>,
         body: impl FnOnce(&mut KernelArgs<'_>) + Send + 'static,
@@ -72,7 +72,7 @@ impl SimKernel {
         Self { name: name.into(), ranges: Vec::new(), body: KernelBody::Once(Box::new(body)) }
     }
 
-    /// A kernel whose body can run again, as a capture needs it.
+    /// Makes a kernel whose body can run repeatedly, as captures require.
     pub fn repeatable(
         name: impl Into<Arc<str>>,
         body: impl Fn(&mut KernelArgs<'_>) + Send + Sync + 'static,
@@ -81,7 +81,7 @@ impl SimKernel {
         Self { name: name.into(), ranges: Vec::new(), body }
     }
 
-    /// Declares the next argument. Arguments of one kernel may overlap only where all of them read.
+    /// Declares the next argument. Arguments may overlap only if all overlapping ones are read-only.
     #[must_use]
     pub fn arg(mut self, ptr: u64, bytes: usize, access: Access) -> Self {
         self.ranges.push(KernelRange { ptr, bytes, access });
@@ -98,7 +98,7 @@ impl fmt::Debug for SimKernel {
     }
 }
 
-/// One argument as the body sees it.
+/// One argument of a running kernel.
 #[derive(Debug)]
 pub enum KernelSlice<'a> {
     /// Declared as read.
@@ -114,17 +114,17 @@ pub struct KernelArgs<'a> {
 }
 
 impl<'a> KernelArgs<'a> {
-    /// How many arguments were declared.
+    /// Returns the number of declared arguments.
     pub fn len(&self) -> usize {
         self.slices.len()
     }
 
-    /// True when no argument was declared.
+    /// True if no argument was declared.
     pub fn is_empty(&self) -> bool {
         self.slices.is_empty()
     }
 
-    /// The bytes of argument `index`; empty if there is no such argument.
+    /// Returns the bytes of argument `index`; empty if there is no such argument.
     #[must_use]
     pub fn bytes(&self, index: usize) -> &[u8] {
         match self.slices.get(index) {
@@ -134,7 +134,7 @@ impl<'a> KernelArgs<'a> {
         }
     }
 
-    /// The bytes of argument `index` to write; empty if there is no such argument or it was declared as read.
+    /// Returns the writable bytes of argument `index`; empty if there is no such argument or it was declared as read.
     pub fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
         match self.slices.get_mut(index) {
             Some(KernelSlice::Write(bytes)) => bytes,
@@ -142,7 +142,7 @@ impl<'a> KernelArgs<'a> {
         }
     }
 
-    /// All arguments at once, for bodies that read one while they write another.
+    /// Returns all arguments at once, for bodies that read one while writing another.
     pub fn slices(&mut self) -> &mut [KernelSlice<'a>] {
         &mut self.slices
     }

@@ -1,7 +1,7 @@
 //! The cost of calls and work in simulated time.
 //!
-//! The model estimates; it delays nothing. Host calls advance the host's clock, work advances its stream's, and a
-//! synchronisation joins them. It knows no contention between streams.
+//! The model computes times and delays nothing. Host calls advance the host's clock, work advances its stream's clock, and a
+//! synchronisation joins them. It does not model contention between streams.
 
 /// Costs in nanoseconds, and bandwidths in bytes per nanosecond.
 #[derive(Clone, PartialEq, Debug)]
@@ -11,11 +11,11 @@ pub struct LatencyModel {
     pub event_record: u64,
     /// Making a stream wait for an event.
     pub stream_wait: u64,
-    /// Asking an event.
+    /// Querying an event.
     pub event_query: u64,
-    /// Asking a stream.
+    /// Querying a stream.
     pub stream_query: u64,
-    /// Synchronising with a stream that is done.
+    /// Synchronising with an idle stream.
     pub synchronize: u64,
     /// Creating and destroying an event, each.
     pub event_create: u64,
@@ -23,13 +23,13 @@ pub struct LatencyModel {
     pub async_alloc: u64,
     /// A plain allocation or free, each.
     pub alloc: u64,
-    /// Taking, mapping or unmapping physical memory, each.
+    /// Creating, mapping or unmapping physical memory, each.
     pub map: u64,
     /// Queueing a memset, copy, kernel or host function.
     pub launch: u64,
-    /// Asking for free memory.
+    /// Querying free memory.
     pub memory_info: u64,
-    /// The start-up time of work on the device.
+    /// The start-up time of device work.
     pub work_start: u64,
     /// Bytes per nanosecond inside the device.
     pub device_bandwidth: u64,
@@ -38,7 +38,7 @@ pub struct LatencyModel {
 }
 
 impl LatencyModel {
-    /// Measured on one NVIDIA H200 (driver 580, CUDA 13.0); the bandwidths are rounded down.
+    /// The costs of one NVIDIA H200 (driver 580, CUDA 13.0); the bandwidths are rounded down.
     #[must_use]
     pub fn h200() -> Self {
         Self {

@@ -1,28 +1,32 @@
-//! A simulated device behind the xlog driver seam.
+//! A simulated device that implements [`xlog_driver::Driver`].
 //!
-//! It runs the same programs as a GPU, with real bytes, and catches what a GPU would hide. Open it as [`SimDevice`]:
+//! It runs the same programs as a GPU, with real bytes, and finds errors that a GPU would hide. Open it as [`SimDevice`]:
 //!
-//! - **Two engines.** Without a seed, every stream is a thread. With one, a scheduler decides at each driver call which
-//!   streams go on: any legal order can happen, and the same seed gives the same order again.
-//! - **A race detector** that decides by what the program orders, never by what overlapped in time: [`SimDevice::races`].
-//!   A race also fails the next synchronisation of either stream, or of the device.
-//! - **Captures and graphs**, whose replayed work the detector sees too: [`xlog_driver::Graphs`].
+//! - **Two engines.** Without a seed, every stream is a thread. With a seed, a scheduler decides at each driver call which streams
+//!   progress: any legal order can occur, and one seed always gives the same order.
+//! - **A race detector** that uses the program's happens-before order, never overlap in time: [`SimDevice::races`]. A race also fails the
+//!   next synchronisation of either stream or of the device.
+//! - **Captures and graphs**, whose replayed work the detector checks too: [`xlog_driver::Graphs`].
 //! - **Fault injection**: [`SimDevice::faults`].
 //! - **Simulated kernels** with declared ranges: [`SimKernel`].
-//! - **Logical host threads**, scheduled from the same seed: [`SimDevice::run_threads`].
-//! - **Simulated time** by a [`LatencyModel`]: [`SimDevice::simulated_time`].
+//! - **Logical host threads**, scheduled by the same seed: [`SimDevice::run_threads`].
+//! - **Simulated time** with a [`LatencyModel`]: [`SimDevice::simulated_time`].
 //!
-//! # What the detector takes as order
+//! # Happens-before order
 //!
-//! Operations of one stream; an event recorded and waited for; a host that synchronised, or learned by a query that
-//! something is complete, and then queued work, on whatever thread; a gate opened by the host or by a host function.
-//! [`stream_is_idle`](xlog_driver::Driver::stream_is_idle) is a query that orders nothing.
-//! Host threads are taken as ordered among each other as their calls came. What a host function tells a host thread by
-//! other means than a gate is not seen: synchronise, or use a gate.
+//! The detector orders:
+//! - operations of one stream;
+//! - an event record before the work that waits for it;
+//! - work that the host synchronised with, or saw complete by a query, before later calls of any host thread;
+//! - the opening of a gate, by the host or a host function, before the work behind it;
+//! - the calls of host threads, in the order in which they came.
 //!
-//! # What it is not
+//! [`stream_is_idle`](xlog_driver::Driver::stream_is_idle) is a query that orders nothing. What a host function passes to a host thread
+//! other than by a gate is not ordered: synchronise, or use a gate.
 //!
-//! Not fast like a GPU, and not a model of one: no caches, no warps, no bandwidth shared between streams.
+//! # Limits
+//!
+//! It is slower than a GPU and does not model one: no caches, no warps, no bandwidth shared between streams.
 
 #![deny(unsafe_code)]
 

@@ -26,12 +26,12 @@ impl fmt::Display for Label {
     }
 }
 
-/// A point of a stream that others can wait for: the record of an event, a free, a synchronisation.
+/// A point of a stream that others can wait for: an event record, a free or a synchronisation.
 #[derive(Debug)]
 pub(crate) struct Marker {
     pub(crate) stream: StreamHandle,
     pub(crate) sequence: u64,
-    /// The work ordered before it, once that is known: it is not while a gate ahead of it is closed.
+    /// The clock of the marker, set by the analysis. It is unset while a gate ahead of the marker is closed.
     pub(crate) reached: OnceLock<Reached>,
     done: AtomicBool,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Marker {
 pub(crate) struct Reached {
     pub(crate) epoch: Epoch,
     pub(crate) clock: Arc<VectorClock>,
-    /// Simulated time at which the stream gets there.
+    /// The simulated time at which the stream reaches the marker.
     pub(crate) time: u64,
 }
 
@@ -59,7 +59,7 @@ impl Marker {
     }
 }
 
-/// A gate: the host's clock at the time it was opened.
+/// A gate, with the clock and time of the thread that opened it.
 #[derive(Debug, Default)]
 pub(crate) struct GateState {
     pub(crate) opened: OnceLock<(Arc<VectorClock>, u64)>,
@@ -68,16 +68,16 @@ pub(crate) struct GateState {
 /// The memory that an argument named when it was queued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Meant {
-    /// A block that ends by a host call, and its generation.
+    /// A block that a host call frees, by its generation.
     Plain(u64),
-    /// A block that ends in stream order: the detector sees its end.
+    /// A block that is freed in stream order; the detector sees its free.
     Ordered,
-    /// Addresses of a reservation, by its generation. The mappings behind them may change until it runs; those that
-    /// allowed the access already when it was queued must not.
+    /// Addresses of a reservation, by its generation. The mappings behind them may change until the work runs, except `mappings`, which
+    /// already allowed the access when it was queued.
     Reserved { reservation: u64, mappings: Vec<u64> },
 }
 
-/// A range of device addresses as the caller gave it.
+/// A range of device addresses of an operation.
 #[derive(Clone, Debug)]
 pub(crate) struct Argument {
     pub(crate) ptr: u64,
@@ -92,26 +92,26 @@ pub(crate) enum OpKind {
     Memset(u8),
     CopyIn(Box<[u8]>),
     CopyDevice,
-    /// Executed by the thread that waits for the bytes.
+    /// A copy that the thread waiting for the bytes executes.
     CopyOut,
     Kernel(KernelBody),
     HostFn(HostFn),
-    /// A marker on the stream: event record, synchronisation.
+    /// A marker for an event record or a synchronisation.
     Record(Arc<Marker>),
     Wait(Arc<Marker>),
     Gate(Arc<GateState>),
-    /// The block in the first argument begins here.
+    /// The allocation of the block in the first argument.
     Alloc {
         completed: Vec<Arc<Marker>>,
     },
-    /// The block in the first argument ends here.
+    /// The free of the block in the first argument.
     Free(Arc<Marker>),
-    /// A copy whose caller stopped waiting.
+    /// A copy whose caller no longer waits.
     Cancelled,
 }
 
 impl OpKind {
-    /// True for what runs without touching bytes or calling anyone.
+    /// True if the operation touches no bytes and calls no closure.
     pub(crate) fn is_immediate(&self) -> bool {
         matches!(
             self,
@@ -125,10 +125,10 @@ impl OpKind {
     }
 }
 
-/// The clock of an operation, in a form that is cheap to make.
+/// The clock of an operation in a form that is cheap to make.
 #[derive(Clone, Debug)]
 pub(crate) struct Known {
-    /// Right for every slot but the operation's own.
+    /// Valid for every slot except the operation's own.
     pub(crate) others: Arc<VectorClock>,
     pub(crate) epoch: Epoch,
     pub(crate) time: u64,
@@ -142,7 +142,7 @@ impl Known {
     }
 }
 
-/// The description of an operation in reports.
+/// What reports show of an operation.
 pub(crate) struct OpMeta {
     pub(crate) sequence: u64,
     pub(crate) label: Label,
@@ -157,17 +157,17 @@ pub(crate) struct Op {
     pub(crate) meta: Arc<OpMeta>,
     pub(crate) kind: OpKind,
     pub(crate) arguments: Vec<Argument>,
-    /// The clock of the host when it queued this.
+    /// The clock of the host when it queued the operation.
     pub(crate) host: Arc<VectorClock>,
     pub(crate) issued: u64,
-    /// Set by the analysis for operations that inform the host: host functions, by opening a gate, and copies to it.
+    /// Set by the analysis for operations that order the host: host functions, which may open gates, and copies to the host.
     pub(crate) known: Option<Known>,
-    /// Set by the analysis when an argument is not mapped: the access faults.
+    /// Set by the analysis if an argument is not mapped: the access faults.
     pub(crate) fault: Option<String>,
 }
 
 impl Op {
-    /// True when running both at once could have one see the other.
+    /// True if both operations may touch the same bytes and one of them writes.
     pub(crate) fn conflicts(&self, other: &[(BackingRange, bool)]) -> bool {
         self.arguments.iter().any(|argument| {
             argument.pieces.iter().any(|mine| {

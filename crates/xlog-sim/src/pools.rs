@@ -15,7 +15,7 @@ use crate::memory::{BLOCK_ALIGN, Backing, Owner, Pool, RegionKind, Reuse, Standi
 use crate::op::{Argument, Label, Marker, OpKind};
 use crate::state::State;
 
-/// The minimum growth of a pool, if the device has it.
+/// The minimum growth of a pool, if the device has enough memory.
 const GROWTH: u64 = 32 << 20;
 const SEGMENT_ALIGN: u64 = 2 << 20;
 
@@ -31,7 +31,7 @@ impl SimDevice {
         }
     }
 
-    /// Gives idle segments of a pool back to the device.
+    /// Releases idle segments of a pool to the device.
     pub(crate) fn release_pool(&self, state: &mut State, pool: u64, keep: u64) {
         let Some(known) = state.pools.get_mut(&pool) else {
             return;
@@ -52,7 +52,7 @@ impl SimDevice {
         }
     }
 
-    /// Adds a segment that holds `bytes`; false when the pool or the device has no room for it.
+    /// Adds a segment of at least `bytes`. Returns false if the pool's or the device's limit forbids it.
     fn grow_pool(&self, state: &mut State, pool: u64, bytes: u64) -> bool {
         let Some(known) = state.pools.get(&pool) else {
             return false;
@@ -85,7 +85,7 @@ impl SimDevice {
         true
     }
 
-    /// A chunk for `stream`: what is ordered or complete, then new memory, then what can be waited for.
+    /// Finds a chunk for `stream`: ordered or completed frees first, then new memory, then frees to wait for.
     fn find_chunk(
         &self,
         state: &mut State,
@@ -123,8 +123,7 @@ impl SimDevice {
 }
 
 impl SimDevice {
-    /// A block with its rounding, as the argument of its allocation or free: what a reuse of the chunk must be compared
-    /// with is the whole of it.
+    /// A whole block with its rounding as the argument of its allocation or free, because a reuse is compared with all of the chunk.
     fn whole_block(&self, state: &State, call: Call, start: u64) -> DriverResult<Argument> {
         let mut block = self.argument(state, call, start, 1, Access::Write)?;
         if let Some(region) = state.space.starting_at(start) {
@@ -197,7 +196,7 @@ impl AsyncPools for SimDevice {
         let call = Call::AllocAsync;
         let mut state = self.enter(call)?;
         self.check_stream(&state, call, stream)?;
-        // CUDA would make it a node of the graph, which nothing here wants: the graph is spoilt, so the capture is broken.
+        // CUDA would make it a node of the graph, which the runtime never wants, so the capture is invalidated.
         self.refuse_captured(&mut state, call, stream, true)?;
         self.check_pool(&state, call, pool)?;
         if bytes == 0 {

@@ -17,9 +17,9 @@ pub enum RaceKind {
     UseBeforeAllocation,
     /// Work that is not ordered before the free of its block.
     UseAfterFree,
-    /// Work on a block that is not ordered against the next block at the same place.
+    /// Work on a block that is not ordered against the next block at its address.
     UseAcrossReuse,
-    /// A mapping or its access rights were taken away while the host had not seen all work on it complete.
+    /// A mapping or its access rights were revoked before the host had seen all work on it complete.
     UnmapUnderUse,
 }
 
@@ -40,9 +40,9 @@ impl fmt::Display for RaceKind {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct UnreadRaces {
-    /// The texts of the first 1000, in the order of analysis.
+    /// The messages of the first 1000, in the order of analysis.
     pub first: Vec<Arc<str>>,
-    /// The number of all of them.
+    /// The number of all unread races.
     pub total: u64,
 }
 
@@ -55,9 +55,9 @@ pub struct RaceSide {
     pub stream: Option<StreamHandle>,
     /// The name given to that stream, if any.
     pub stream_name: Option<String>,
-    /// Its place in the order of all queued operations of the machine, from 0.
+    /// Its position in the order of all queued operations of the machine, from 0.
     pub sequence: u64,
-    /// Its access to the bytes.
+    /// The verb of its access, such as `reads`.
     pub action: &'static str,
     /// The tag given to the memory when the operation was queued, if any.
     pub tag: Option<String>,
@@ -81,7 +81,7 @@ impl fmt::Display for RaceSide {
 /// Two operations that the program does not order, and the bytes they share.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RaceReport {
-    /// Which rule is broken.
+    /// The kind of race.
     pub kind: RaceKind,
     /// The operation analysed first.
     pub first: RaceSide,
@@ -89,7 +89,7 @@ pub struct RaceReport {
     pub second: RaceSide,
     /// The first shared byte, as the second operation addresses it.
     pub ptr: u64,
-    /// How many bytes there are from the first shared one to the last.
+    /// The number of bytes from the first shared byte to the last.
     pub bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Shadow memory: for every byte range of one backing, the accesses that later ones must still be compared with.
+//! Shadow memory: for every byte range of one backing, the accesses that later ones must be compared with.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,24 +32,24 @@ pub(crate) struct AccessEntry {
     pub(crate) mode: Mode,
     pub(crate) meta: Arc<OpMeta>,
     pub(crate) tag: Option<Arc<str>>,
-    /// The mapping it came through, as `BackingRange::base` has it; `None` once that mapping is gone.
+    /// The mapping of the access, see `BackingRange::base`; `None` once it is unmapped.
     pub(crate) base: Option<u64>,
 }
 
-/// The accesses to a range of bytes that were all treated alike.
+/// A range of bytes with a common history of accesses.
 #[derive(Clone, Default)]
 pub(crate) struct Cell {
     pub(crate) end: usize,
     pub(crate) entries: Vec<AccessEntry>,
-    /// The allocation of the block that lives here. It outlasts the entries: what was queued before it meant another
-    /// block, however well it is ordered.
+    /// The allocation of the block that lives here. It is kept after its entry is replaced: work queued before it meant another block, even
+    /// if it is ordered.
     pub(crate) born: Option<Arc<AccessEntry>>,
 }
 
-/// The cells of one backing by their first byte. They do not overlap.
+/// The cells of one backing by their first byte, without overlaps.
 pub(crate) type Cells = BTreeMap<usize, Cell>;
 
-/// Makes `start` and `end` borders of cells and fills the gaps between them.
+/// Splits cells at `start` and `end`, and fills the gaps between them with empty cells.
 pub(crate) fn split(cells: &mut Cells, start: usize, end: usize) {
     for border in [start, end] {
         let Some((&at, cell)) = cells.range_mut(..border).next_back() else {
@@ -77,7 +77,7 @@ pub(crate) fn split(cells: &mut Cells, start: usize, end: usize) {
     }
 }
 
-/// Joins neighbouring cells of one block after one access became the single entry of both.
+/// Merges neighbouring cells of one block with the same single entry.
 pub(crate) fn unite(cells: &mut Cells, start: usize, end: usize) {
     if cells.range(start..end).nth(1).is_none() {
         return;

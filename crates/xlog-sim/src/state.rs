@@ -22,26 +22,26 @@ pub(crate) struct Stream {
     pub(crate) ordinal: u32,
     pub(crate) name: Option<Arc<str>>,
     pub(crate) queue: VecDeque<Op>,
-    /// How many operations at the front of the queue are analysed.
+    /// The number of analysed operations at the front of the queue.
     pub(crate) analysed: usize,
     pub(crate) line: Timeline,
-    /// Operations executed so far.
+    /// The number of executed operations.
     pub(crate) executed: u64,
     pub(crate) running: bool,
-    /// How many fault injections hold the stream back.
+    /// The number of fault injections that hold the stream back.
     pub(crate) held_back: u32,
     pub(crate) destroyed: bool,
-    /// The stream whose capture into a graph it belongs to: itself, or one whose captured event it waited for.
+    /// The origin of the capture it belongs to: itself, or the stream whose captured event it waited for.
     pub(crate) captured_by: Option<u64>,
-    /// The report the next synchronisation fails with.
+    /// The race that the next synchronisation returns.
     pub(crate) race: Option<Arc<str>>,
     pub(crate) worker: Option<Worker>,
 }
 
-/// How the thread behind a stream is woken.
+/// The state by which a stream's thread is woken.
 pub(crate) struct Worker {
     pub(crate) wake: Arc<Condvar>,
-    /// The number of queued operations, for a thread that polls without the lock.
+    /// Counts queued operations, for a thread that polls without the lock.
     pub(crate) queued: Arc<AtomicU64>,
     /// Interrupts the thread after its current operation, so that it requeues the rest of its batch.
     pub(crate) interrupt: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ pub(crate) struct Worker {
 }
 
 impl Stream {
-    /// Stops the thread of the stream after the operation it runs.
+    /// Interrupts the stream's thread after its running operation.
     pub(crate) fn interrupt(&self) {
         if let Some(worker) = &self.worker {
             worker.interrupt.store(true, Ordering::Relaxed);
@@ -60,13 +60,13 @@ impl Stream {
         self.queue.is_empty() && !self.running
     }
 
-    /// True when the next operation waits for nothing but its turn, or for the end of one that runs on the same bytes.
+    /// True if the next operation waits only for its turn or for a running operation on the same bytes.
     pub(crate) fn can_go_on(&self) -> bool {
         let next = self.queue.front().filter(|_| self.analysed > 0 && self.held_back == 0);
         next.is_some_and(|op| !matches!(&op.kind, OpKind::Wait(marker) if !marker.is_done()))
     }
 
-    /// The next operation of the stream, for messages.
+    /// Describes what the stream waits for, in messages.
     pub(crate) fn standing(&self) -> String {
         let held = if self.held_back > 0 { ", held back by fault injection" } else { "" };
         match self.queue.front() {
@@ -83,9 +83,9 @@ impl Stream {
 #[derive(Default)]
 pub(crate) struct Event {
     pub(crate) marker: Option<Arc<Marker>>,
-    /// The stream whose capture it was recorded in.
+    /// The origin of the capture in which it was recorded.
     pub(crate) captured_by: Option<u64>,
-    /// The point of an open capture at which it was recorded.
+    /// Its point in that capture.
     pub(crate) point: Option<CapturedPoint>,
 }
 
@@ -97,16 +97,16 @@ pub(crate) struct Physical {
     pub(crate) destroyed: bool,
 }
 
-/// Per device: how much is taken, and whether it still lives.
+/// The memory and the loss of one device.
 #[derive(Clone, Default)]
 pub(crate) struct Ordinal {
     pub(crate) taken: u64,
     pub(crate) limit: Option<u64>,
     pub(crate) lost: Option<(u32, String)>,
-    /// The clock and time of the streams that are gone: a synchronised host knows them too.
+    /// The joined clock of destroyed streams, which a synchronised host also covers.
     pub(crate) departed: VectorClock,
     pub(crate) departed_time: u64,
-    /// Their first race that no synchronisation has returned.
+    /// The first unreturned race of destroyed streams.
     pub(crate) departed_race: Option<Arc<str>>,
 }
 
@@ -125,15 +125,15 @@ pub(crate) struct State {
     pub(crate) faults: FaultTable,
     pub(crate) rng: SplitMix,
     pub(crate) order_hash: u64,
-    /// Counts every change that could let a waiter go on.
+    /// Counts every change that could unblock a waiter.
     pub(crate) progress: u64,
     pub(crate) waiters: usize,
-    /// The ranges that running operations touch, and whether they write them.
+    /// The ranges that running operations touch, and whether each is written.
     pub(crate) running: Vec<(u64, Vec<(BackingRange, bool)>)>,
     pub(crate) shutdown: bool,
-    /// Operations to drop once the lock is given up: their closures may own anything.
+    /// Operations to drop without the lock, because their closures may own anything.
     pub(crate) discarded: Vec<Op>,
-    /// Streams that stand at a closed gate, or at a wait for what is behind one.
+    /// Streams blocked at a closed gate, or at a wait for a marker that is not analysed.
     pub(crate) stalled: BTreeSet<u64>,
     slots: Vec<u64>,
     free_slots: Vec<u32>,
@@ -144,7 +144,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// A stream that waits for an event of a capture joins it while it is open.
+    /// Joins a stream that waits for a captured event to that capture, if it is open.
     pub(crate) fn join_capture(&mut self, stream: StreamHandle, captured_by: Option<u64>) {
         let Some(origin) = captured_by else { return };
         let is_open =
@@ -204,7 +204,7 @@ impl State {
         self.capacity.min(device.limit.unwrap_or(u64::MAX)).saturating_sub(device.taken)
     }
 
-    /// Takes memory from the device, or says that there is too little.
+    /// Charges memory of the device, or fails if too little is free.
     pub(crate) fn charge_bytes(
         &mut self,
         call: &'static str,
@@ -258,14 +258,14 @@ impl State {
         handle
     }
 
-    /// Forgets a destroyed stream once it has nothing left to do.
+    /// Removes a destroyed stream once all its work is done.
     pub(crate) fn bury(&mut self, handle: u64) {
         let gone = self.streams.get(&handle).is_some_and(|s| s.destroyed && s.is_drained());
         if !gone {
             return;
         }
         if let Some(stream) = self.streams.remove(&handle) {
-            // The slot's count goes on where this stream stopped; a new owner must be ordered after all of it.
+            // The slot's count continues from here; a new owner must be ordered after all of it.
             let slot = stream.line.slot;
             let device = &mut self.ordinals[stream.ordinal as usize];
             device.departed.join(&stream.line.clock);
@@ -274,7 +274,7 @@ impl State {
                 device.departed_race.get_or_insert(race);
             }
             if let Some(worker) = &stream.worker {
-                // Another thread may have run the last operation; the stream's own thread then has nothing to wait for.
+                // If another thread ran the last operation, the stream's own thread must wake to end.
                 worker.wake.notify_one();
             }
             self.slots[slot as usize] = stream.line.clock.get(slot);
@@ -282,7 +282,7 @@ impl State {
         }
     }
 
-    /// Lets the host know what a clock knows.
+    /// Joins `clock` into the host's clock.
     pub(crate) fn host_learns(&mut self, clock: &VectorClock, time: u64) {
         self.host_time = self.host_time.max(time);
         if !self.host.includes(clock) {
@@ -344,7 +344,7 @@ impl State {
         marker
     }
 
-    /// Opens a gate, as seen by a host that knows `clock`.
+    /// Opens a gate with the clock and time of the thread that opens it.
     pub(crate) fn open_gate(&mut self, gate: &GateState, clock: Arc<VectorClock>, time: u64) {
         if gate.opened.set((clock, time)).is_ok() {
             self.progress += 1;
@@ -356,7 +356,7 @@ impl State {
 
     // Races.
 
-    /// Makes the next synchronisation of the streams of a race fail.
+    /// Makes the next synchronisation of each stream of a race fail.
     pub(crate) fn notify_races(&mut self, notices: Vec<Notice>) {
         for Notice { stream, ordinal, message } in notices {
             let race = match self.streams.get_mut(&stream.number()) {
@@ -369,7 +369,7 @@ impl State {
 
     // Loss.
 
-    /// The device faults: nothing of it runs any more.
+    /// Loses the device and returns its queued work, which the caller drops without the lock.
     pub(crate) fn lose(&mut self, ordinal: u32, code: u32, reason: String) -> Vec<Op> {
         let device = &mut self.ordinals[ordinal as usize];
         if device.lost.is_none() {
@@ -385,7 +385,7 @@ impl State {
                 dropped.extend(stream.queue.drain(..));
             }
         }
-        // Streams of other devices that wait for these go on.
+        // Unblocks streams of other devices that wait for these.
         for op in &dropped {
             if let OpKind::Record(marker) | OpKind::Free(marker) = &op.kind {
                 let _ = marker.reached.set(Reached {

@@ -1,8 +1,8 @@
 //! Logical host threads.
 //!
-//! Under a seed, the threads of a test run one at a time. Each is a real thread that runs only in its turn; at every driver call,
-//! and wherever it would block on an `xlog_driver::sync::Mutex`, the seed chooses the next thread. If every thread waits and no
-//! stream can continue, that is a proven deadlock.
+//! With a seed, the threads of a test run one at a time. Each is a real thread that runs only in its turn. The seed chooses the next thread
+//! at every driver call, and wherever a thread would block on an `xlog_driver::sync::Mutex`. If every thread waits and no stream can
+//! progress, that is a proven deadlock.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,7 +18,7 @@ pub(crate) type Body<'a> = Box<dyn FnOnce() + Send + 'a>;
 struct Group {
     machine: u64,
     turn: Mutex<Turn>,
-    /// By thread: wakes it when its turn has come.
+    /// Wakes each thread when its turn comes.
     own_turn: Vec<Condvar>,
 }
 
@@ -26,11 +26,11 @@ struct Turn {
     current: usize,
     rng: SplitMix,
     finished: Vec<bool>,
-    /// For a thread that waits: the progress at which it found nothing to do.
+    /// For each waiting thread, the progress count at which it could do nothing.
     waiting: Vec<Option<u64>>,
-    /// The threads that have only waited since their last poll.
+    /// The threads that have done nothing but wait since their last poll.
     in_wait: Vec<bool>,
-    /// The latest progress at which any thread found nothing to do.
+    /// The latest progress count at which a thread could do nothing.
     progress: u64,
 }
 
@@ -47,14 +47,14 @@ pub(crate) fn is_logical(machine: u64) -> bool {
     MEMBER.with(|slot| slot.borrow().as_ref().is_some_and(|(group, _)| group.machine == machine))
 }
 
-/// Lets the seed hand over to another thread.
+/// Offers a switch to another thread, as the seed decides.
 pub(crate) fn yield_point(machine: u64) {
     if let Some((group, index)) = member(machine) {
         group.hand_over(index, false);
     }
 }
 
-/// A thread can do nothing at this progress; true when that holds for all of them.
+/// Records that this thread can do nothing at `progress`. Returns true if that holds for all threads.
 pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
     let Some((group, index)) = member(machine) else {
         return false;
@@ -66,7 +66,7 @@ pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
     let stuck = (0..turn.finished.len())
         .all(|other| turn.finished[other] || turn.waiting[other] == Some(progress));
     if stuck {
-        // It goes on with an error, and may yet free the others.
+        // This thread continues with an error and may unblock the others.
         turn.waiting[index] = None;
         turn.in_wait[index] = false;
     }
@@ -77,7 +77,7 @@ pub(crate) fn blocked(machine: u64, progress: u64) -> bool {
     stuck
 }
 
-/// Runs the bodies as ordinary threads until all have returned; the panic of the first body that has one is passed on.
+/// Runs the bodies as ordinary threads until all have returned, and resumes the first panic.
 pub(crate) fn run_plain(bodies: Vec<Body<'_>>) {
     let outcomes: Vec<std::thread::Result<()>> = std::thread::scope(|scope| {
         let threads: Vec<_> = bodies.into_iter().map(|body| scope.spawn(body)).collect();
@@ -88,7 +88,7 @@ pub(crate) fn run_plain(bodies: Vec<Body<'_>>) {
     }
 }
 
-/// Runs the bodies as logical threads until all have returned; the first panic is passed on.
+/// Runs the bodies as logical threads until all have returned, and resumes the first panic.
 pub(crate) fn run(machine: u64, seed: u64, bodies: Vec<Body<'_>>) {
     if bodies.is_empty() {
         return;
@@ -133,7 +133,7 @@ impl Turn {
         }
     }
 
-    /// Chooses the next thread: any that has not finished; not this one when it must wait.
+    /// Chooses the next thread among those that have not finished, without this one if it must wait.
     fn choose(&mut self, index: usize, must: bool) {
         let runnable: Vec<usize> = (0..self.finished.len())
             .filter(|&other| !(self.finished[other] || must && other == index))
@@ -166,7 +166,7 @@ impl Group {
         outcome
     }
 
-    /// Gives the baton to a thread the seed chooses, perhaps this one, and waits for it to come back.
+    /// Passes the turn to a thread that the seed chooses, perhaps this one, and waits until it returns.
     fn hand_over(&self, index: usize, must: bool) {
         let mut turn = self.lock();
         if must {
@@ -185,7 +185,7 @@ impl Group {
         }
     }
 
-    /// Wakes the thread whose turn it is, unless it is this one. It finds the lock free.
+    /// Wakes the thread whose turn it is, unless it is this one. Unlocks first, so that thread finds the lock free.
     fn wake(&self, turn: MutexGuard<'_, Turn>, index: usize) {
         let current = turn.current;
         drop(turn);

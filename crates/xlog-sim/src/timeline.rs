@@ -1,4 +1,4 @@
-//! The clock and the simulated time of a stream, at its last analysed operation.
+//! The clock and simulated time of a stream at its last analysed operation.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ pub(crate) struct Timeline {
     pub(crate) clock: VectorClock,
     /// Simulated time at which everything analysed has run.
     pub(crate) time: u64,
-    /// The clock as it was after the last join: it differs from the clock only in the stream's own slot.
+    /// The clock after the last join, which differs from the current one only in the stream's own slot.
     snapshot: Option<Arc<VectorClock>>,
-    /// The last clock of the host that was joined.
+    /// The last joined clock of the host.
     host: Arc<VectorClock>,
 }
 
 impl Timeline {
-    /// A new owner of `slot`, whose `count` earlier operations the host has all seen complete.
+    /// Starts a new owner of `slot` after `count` earlier operations, all of which the host has seen complete.
     pub(crate) fn new(slot: u32, count: u64, host: &Arc<VectorClock>) -> Self {
         let mut clock = VectorClock::clone(host);
         clock.set(slot, count);
@@ -38,12 +38,12 @@ impl Timeline {
         }
     }
 
-    /// The next operation of the stream.
+    /// Counts the next operation of the stream.
     pub(crate) fn tick(&mut self) -> Epoch {
         self.clock.tick(self.slot)
     }
 
-    /// The clock of an operation of this stream, itself included.
+    /// The clock of an operation of this stream, including itself.
     pub(crate) fn known(&mut self, epoch: Epoch) -> Known {
         let snapshot = self.snapshot.get_or_insert_with(|| Arc::new(self.clock.clone()));
         Known { others: Arc::clone(snapshot), epoch, time: self.time }

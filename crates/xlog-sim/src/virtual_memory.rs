@@ -85,7 +85,7 @@ impl SimDevice {
         Ok(known)
     }
 
-    /// Reports the work that has not been seen to complete on mappings from which `taken` takes something away.
+    /// Reports work that may still use mappings from which `taken` revokes something.
     fn revoke(
         &self,
         state: &mut State,
@@ -287,7 +287,7 @@ impl VirtualMemory for SimDevice {
         };
         self.revoke(&mut state, "set_access", &found, lost);
         for (at, mapping) in found {
-            // Work that is queued counts on rights it had, also when they come back before it is analysed.
+            // Queued work depends on the rights it had, even if they are restored before it is analysed.
             let generation = match lost(&mapping) {
                 Some(_) => state.space.generation(),
                 None => mapping.generation,

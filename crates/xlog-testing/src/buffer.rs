@@ -1,14 +1,13 @@
 //! Device memory for a test.
 //!
-//! The range is live as long as the buffer, and dropping it waits for the whole device first, so the calls here are safe
-//! to make; whether they are ordered against each other is what the tests are about. On a GPU the wait would not end
-//! while a gate is held: declare gates after buffers, so that they are dropped before them.
+//! A buffer's memory is freed only after a wait for the whole device, so the calls here are safe; the tests check their order. On a GPU
+//! that wait would not end while a gate is held: declare gates after buffers, so that they are dropped first.
 
 use std::sync::Arc;
 
 use xlog_cuda::{CudaDevice, DeviceStream, Result};
 
-/// A block of device memory that is freed, after a device-wide wait, when it is dropped.
+/// A block of device memory, freed on drop after a device-wide wait.
 #[derive(Debug)]
 pub struct Buffer {
     device: Arc<CudaDevice>,
@@ -20,24 +19,24 @@ impl Buffer {
     /// Allocates `bytes` bytes.
     ///
     /// # Panics
-    /// When the device does not give them.
+    /// If the device has too little memory.
     #[must_use]
     pub fn new(device: &Arc<CudaDevice>, bytes: usize) -> Self {
         let ptr = device.driver().alloc(bytes).unwrap();
         Self { device: device.clone(), ptr, bytes }
     }
 
-    /// The address on the device.
+    /// Returns the address on the device.
     pub fn ptr(&self) -> u64 {
         self.ptr
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Never: the device gives no empty blocks.
+    /// Returns false: the device has no empty blocks.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -73,7 +72,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // A race or a lost device shows here too; the test that provoked it looks for it itself.
+        // The error may be a race or a lost device that the test provoked and checks itself.
         let _ = self.device.synchronize();
         // SAFETY: the block is live and the device was waited for.
         let freed = unsafe { self.device.driver().free(self.ptr) };
@@ -86,7 +85,7 @@ impl Drop for Buffer {
     }
 }
 
-/// Bytes that differ from those of any other `salt` and from a shifted copy of themselves.
+/// Returns bytes that depend on `salt` and have no short period.
 #[must_use]
 pub fn pattern(bytes: usize, salt: u64) -> Vec<u8> {
     let mut state = salt.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

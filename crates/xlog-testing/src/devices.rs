@@ -9,16 +9,16 @@ use xlog_cuda::{CudaDevice, DeviceSpec};
 
 use crate::Buffer;
 
-/// The environment variable that names the one device to test on.
+/// The environment variable that names the device to test on.
 pub const TEST_DEVICE_VARIABLE: &str = "XLOG_TEST_DEVICE";
 
-/// The seeds tried when no device is named.
+/// The seeds that are tested if no device is named.
 pub const SEEDS: [u64; 5] = [0, 1, 17, 4711, u64::MAX];
 
-/// The specs of the devices to test on.
+/// Returns the specs of the devices to test on.
 ///
 /// # Panics
-/// When `XLOG_TEST_DEVICE` is set to something that names no device.
+/// If `XLOG_TEST_DEVICE` names no device.
 #[must_use]
 pub fn specs() -> Vec<String> {
     match std::env::var_os(TEST_DEVICE_VARIABLE) {
@@ -44,8 +44,8 @@ fn open(spec: &str) -> Arc<CudaDevice> {
     device
 }
 
-/// Fills and copies once. The first fill of a process loads a kernel, and under a memory checker that waits for all streams, also for
-/// one that a test holds.
+/// Fills and copies once. A process's first fill loads a kernel; under a memory checker that waits for all streams, including one that a
+/// test holds.
 fn warm_up(device: &Arc<CudaDevice>) {
     const BYTES: usize = 1 << 20;
     let streams = Arc::new(StreamPool::with_defaults(device.clone()));
@@ -61,10 +61,10 @@ fn warm_up(device: &Arc<CudaDevice>) {
     );
 }
 
-/// Runs `body` on each device to test on, one after the other.
+/// Runs `body` on each device to test on, one after another.
 ///
 /// # Panics
-/// When the body does, or when it left a race behind.
+/// If the body panics or left a race behind.
 pub fn for_each_device(body: impl Fn(&Arc<CudaDevice>)) {
     for spec in specs() {
         let _replay = Replay(&spec);
@@ -76,14 +76,14 @@ pub fn for_each_device(body: impl Fn(&Arc<CudaDevice>)) {
     }
 }
 
-/// Opens a device, runs `body` on it and closes it, all in one turn: opening and closing make calls that wait for the whole device.
+/// Opens a device, runs `body` and closes the device, all in one turn, because opening and closing wait for the whole device.
 fn in_turn<D>(spec: &str, open: impl FnOnce(&str) -> D, body: impl FnOnce(&D)) {
     let _turn = turn(spec);
     let device = open(spec);
     body(&device);
 }
 
-/// Runs `body` on each device, and also on a simulated device behind a plain driver unless a device is named.
+/// Runs `body` on each device, and, unless a device is named, also on a simulated device behind a plain driver.
 ///
 /// # Panics
 /// As [`for_each_device`].
@@ -94,7 +94,7 @@ pub fn for_each_seam(body: impl Fn(&Arc<CudaDevice>)) {
     }
 }
 
-/// A simulated device behind the plain seam: what only knows that it has some driver goes the same way as on a GPU.
+/// Hides that the device is simulated, so that code which only knows a driver runs as on a GPU.
 fn on_a_plain_driver(body: impl Fn(&Arc<CudaDevice>)) {
     let sim = SimDevice::open(Default::default()).unwrap_or_else(|error| panic!("{error}"));
     let device = Arc::new(CudaDevice::from_driver(Arc::clone(&sim) as _));
@@ -103,7 +103,7 @@ fn on_a_plain_driver(body: impl Fn(&Arc<CudaDevice>)) {
     assert!(races.is_empty(), "the program races behind the plain seam: {races:#?}");
 }
 
-/// Runs `body` on each simulated device to test on: on none at all when a GPU is asked for. Races are the body's affair.
+/// Runs `body` on each simulated device to test on, and on none if a GPU is named. The body checks races itself.
 pub fn for_each_sim(body: impl Fn(&Arc<CudaDevice>, &Arc<SimDevice>)) {
     for spec in specs() {
         if !spec.parse::<DeviceSpec>().is_ok_and(DeviceSpec::is_simulated) {
@@ -119,7 +119,7 @@ pub fn for_each_sim(body: impl Fn(&Arc<CudaDevice>, &Arc<SimDevice>)) {
 
 /// Runs the bodies as concurrent host threads and returns when all have ended.
 ///
-/// Under a seed they are logical threads that the device schedules, otherwise real ones.
+/// With a seed they are logical threads that the device schedules, otherwise real ones.
 pub fn threads<'a>(device: &CudaDevice, bodies: Vec<Box<dyn FnOnce() + Send + 'a>>) {
     match device.sim() {
         Some(sim) => sim.run_threads(bodies),
@@ -131,21 +131,21 @@ pub fn threads<'a>(device: &CudaDevice, bodies: Vec<Box<dyn FnOnce() + Send + 'a
     }
 }
 
-/// Held by the test whose turn it is.
+/// The lock of the test that uses the GPU.
 static GPU: Mutex<()> = Mutex::new(());
 
-/// The turn of one test on the GPU of this process. `None` for a simulated device, on which tests run beside each other.
+/// Locks the GPU of this process for one test. `None` for a simulated device, on which tests run concurrently.
 ///
-/// There is one context per process. Driver calls that free memory or load kernels wait for all work of the context, so those of one
-/// test would wait for the gates of another. [`for_each_device`] takes the turn; a test that opens its device itself takes it
-/// before, and drops it after the device.
+/// A process has one context. Driver calls that free memory or load kernels wait for all its work, so those of one test would wait for the
+/// gates of another. [`for_each_device`] takes the lock; a test that opens its device itself locks before, and unlocks after dropping the
+/// device.
 #[must_use]
 pub fn turn(spec: &str) -> Option<MutexGuard<'static, ()>> {
     let is_simulated = spec.parse::<DeviceSpec>().is_ok_and(DeviceSpec::is_simulated);
     (!is_simulated).then(|| GPU.lock())
 }
 
-/// Says how to run a failed body again.
+/// Prints how to run a failed body again.
 struct Replay<'a>(&'a str);
 
 impl Drop for Replay<'_> {
@@ -160,7 +160,7 @@ impl Drop for Replay<'_> {
 mod tests {
     use super::*;
 
-    /// Checks that the turn is held while it is opened and while it is closed.
+    /// Checks that the GPU is locked while the device is opened and closed.
     struct Device;
 
     impl Device {

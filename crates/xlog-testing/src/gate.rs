@@ -1,4 +1,4 @@
-//! A gate that a test cannot hang on.
+//! A gate with a watchdog, so that a test cannot hang on it.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use xlog_cuda::Gate;
 
-/// Longer than any honest call on a loaded machine.
+/// Longer than any correct call on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// A gate with a watchdog: if a call waits for the held stream, the gate opens after four minutes and
-/// [`WatchedGate::release`] fails the test.
+/// A gate that opens by itself after four minutes if a call waits for the held stream. [`WatchedGate::release`] then fails the test.
 #[derive(Debug)]
 #[must_use = "dropping the gate releases the stream at once"]
 pub struct WatchedGate {
@@ -18,10 +17,10 @@ pub struct WatchedGate {
     watchdog: Option<JoinHandle<bool>>,
 }
 
-/// Runs what must not wait for a held stream, and says by name which call did.
+/// Runs a call that must not wait for a held stream.
 ///
 /// # Panics
-/// When it took so long that only the watchdog of a [`WatchedGate`] can have let it go on.
+/// If the call took so long that a watchdog must have released a stream; the message names `call`.
 pub fn promptly<T>(call: &str, body: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let done = body();
@@ -31,7 +30,7 @@ pub fn promptly<T>(call: &str, body: impl FnOnce() -> T) -> T {
 }
 
 impl WatchedGate {
-    /// Watches over `gate`.
+    /// Starts a watchdog for `gate`.
     pub fn new(gate: Gate) -> Self {
         let (open, opened) = mpsc::channel::<()>();
         let watchdog = std::thread::spawn(move || {
@@ -42,10 +41,10 @@ impl WatchedGate {
         Self { open: Some(open), watchdog: Some(watchdog) }
     }
 
-    /// Lets the stream go on.
+    /// Releases the stream.
     ///
     /// # Panics
-    /// When the watchdog had to do so before.
+    /// If the watchdog released it before.
     pub fn release(mut self) {
         let late = self.finish();
         assert!(!late, "a call waited {LIMIT:?} for a held stream before it returned");

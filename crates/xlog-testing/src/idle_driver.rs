@@ -10,21 +10,21 @@ use xlog_cuda::driver::{
 
 const TOTAL: u64 = 1 << 40;
 
-/// A driver that runs nothing and keeps nothing: whatever is queued has completed. Its calls cost the same however many streams
-/// there are and take no memory, so what a program costs on it is the runtime.
+/// A driver that runs and stores nothing: all queued work counts as complete. Its calls take constant time and no memory, so a program's
+/// cost on it is the runtime's cost.
 ///
-/// Addresses are handed out in order and never again; memory has no bytes, so nothing can be copied to the host.
+/// Addresses increase and are never reused. Memory has no bytes, so copies to the host are refused.
 #[derive(Debug)]
 pub struct IdleDriver {
     properties: DeviceProperties,
-    /// The last number that was given to a stream or an event.
+    /// The last number of a stream or an event.
     last: AtomicU64,
-    /// The end of the memory that was handed out.
+    /// The end of the allocated addresses.
     end: AtomicU64,
 }
 
 impl IdleDriver {
-    /// A device of 1 TiB without pools and without virtual memory.
+    /// Makes a device of 1 TiB without pools and virtual memory.
     #[must_use]
     pub fn new() -> Self {
         let properties = DeviceProperties {

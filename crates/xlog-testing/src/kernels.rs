@@ -1,14 +1,14 @@
-//! Whether the PTX of a crate was built from the CUDA sources beside it.
+//! Checks that a crate's PTX was built from its CUDA sources.
 //!
-//! `scripts/build-kernels` stamps the first line of a PTX with the hash of its source and the hash of the lines below. A crate with kernels
-//! lists them as [`Kernel`]s and asserts all three properties in its unit tests.
+//! `scripts/build-kernels` stamps the first line of a PTX with the hashes of its source and of the lines below. A crate with kernels lists
+//! them as [`Kernel`]s and asserts three properties in its unit tests: completeness, stamps, and loadability.
 
 use std::ffi::CStr;
 
-/// A CUDA source and the PTX that is embedded for it.
+/// A CUDA source and its embedded PTX.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel<'a> {
-    /// The name of both files, without the extension.
+    /// The name of both files without the extension.
     pub name: &'a str,
     /// The embedded PTX.
     pub ptx: &'a CStr,
@@ -22,7 +22,7 @@ impl Kernel<'_> {
     }
 }
 
-/// FNV-1a of 64 bits, as scripts/build-kernels computes it.
+/// 64-bit FNV-1a, as in `scripts/build-kernels`.
 fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
@@ -49,7 +49,7 @@ fn mismatch(source: &str, ptx: &str) -> Option<&'static str> {
 /// Fails unless every file of `folder` belongs to one of `kernels`.
 ///
 /// # Panics
-/// When a file is in none of them. A host that only has the test binary has no folder, and nothing to fail for.
+/// If a file belongs to none of them. A host with only the test binary has no folder, and the check passes.
 pub fn assert_complete(folder: &str, kernels: &[Kernel<'_>]) {
     for entry in std::fs::read_dir(folder).into_iter().flatten() {
         let path = entry.unwrap().path();
@@ -58,10 +58,10 @@ pub fn assert_complete(folder: &str, kernels: &[Kernel<'_>]) {
     }
 }
 
-/// Fails unless each PTX carries the stamp of its source and of itself.
+/// Fails unless each PTX has the stamp of its source and of itself.
 ///
 /// # Panics
-/// When a PTX is empty or does not belong to its source.
+/// If a PTX is empty or does not match its source.
 pub fn assert_stamped(kernels: &[Kernel<'_>]) {
     for kernel in kernels {
         assert!(!kernel.text().is_empty(), "{}.ptx is empty", kernel.name);
@@ -71,10 +71,10 @@ pub fn assert_stamped(kernels: &[Kernel<'_>]) {
     }
 }
 
-/// Fails unless CUDA 12.0, the oldest driver that is accepted, can load each PTX: it reads PTX up to 8.0.
+/// Fails unless CUDA 12.0, the oldest accepted driver, can load each PTX: it reads PTX up to 8.0.
 ///
 /// # Panics
-/// When a PTX is of a later version, or names none.
+/// If a PTX is of a later version, or names none.
 pub fn assert_loadable(kernels: &[Kernel<'_>]) {
     for kernel in kernels {
         let version = kernel.text().lines().find_map(|line| line.strip_prefix(".version "));

@@ -1,15 +1,14 @@
-//! How the tests of this workspace take their device.
+//! The device selection and helpers of this workspace's tests.
 //!
-//! One test source runs on every device: [`for_each_device`] runs a body on the device that `XLOG_TEST_DEVICE` names, or,
-//! when it is not set, on `"sim"` and on `"sim:SEED"` for a handful of seeds. When a body fails, the device and the way to
-//! run it again are printed, and a program that races on a simulated device fails whatever its bytes were.
+//! [`for_each_device`] runs a test body on the device that `XLOG_TEST_DEVICE` names, or else on `"sim"` and on `"sim:SEED"` for several
+//! seeds. If a body fails, the device and the way to run it again are printed. A program that races on a simulated device fails even if its
+//! bytes are right.
 //!
-//! [`Buffer`] is device memory that frees itself, [`threads`] runs host threads (logical ones under a seed), and
-//! [`WatchedGate`] turns a call that waits for a held stream into a failure instead of a hang; [`left_out`] reports a test
-//! that needs a tool which is missing. [`IdleDriver`] is a driver without a device, for measuring the runtime alone; [`decorates`] has
-//! the methods that decorators of tests share. A helper of tests: it panics where a library would return an error.
+//! [`Buffer`] is device memory that frees itself. [`threads`] runs host threads, logical ones under a seed. [`WatchedGate`] fails a test
+//! whose call waits for a held stream. [`left_out`] reports a test that needs a missing tool. [`IdleDriver`] is a driver without a device,
+//! for measuring the runtime alone. [`decorates`] implements the common methods of test decorators. Helpers panic where a library would
+//! return an error.
 
-// A helper of tests fails tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod buffer;
@@ -27,7 +26,7 @@ pub use gate::{WatchedGate, promptly};
 pub use idle_driver::IdleDriver;
 pub use tools::{TEST_TOOLS_VARIABLE, left_out};
 
-/// Implements what most decorators of tests have in common: they name the resource in the field `$inner`, and answer as it does.
+/// Implements the common methods of test decorators by forwarding to the resource in the field `$inner`.
 #[macro_export]
 macro_rules! decorates {
     ($inner:tt) => {

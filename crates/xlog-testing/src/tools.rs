@@ -1,20 +1,20 @@
-//! Tests that need a tool beside the Rust toolchain: node, Python, strace, another shell.
+//! Tests that need a tool other than the Rust toolchain: node, Python, strace, another shell.
 //!
-//! Where the tool is missing, the test is left out and one line on standard error names it. With `XLOG_TEST_TOOLS=required`, as CI sets it,
-//! a missing tool is a failure.
+//! If the tool is missing, the test is skipped, and one line on standard error names it. With `XLOG_TEST_TOOLS=required`, as CI sets it, a
+//! missing tool is a failure.
 //!
-//! The tests of crates below `xlog-testing` include this file by its path, so it uses the standard library only.
+//! Crates below `xlog-testing` include this file by its path, so it uses only the standard library.
 
 use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
-/// The environment variable that says whether tools are `required` or `optional` (the default).
+/// The environment variable that makes tools `required` or `optional` (the default).
 pub const TEST_TOOLS_VARIABLE: &str = "XLOG_TEST_TOOLS";
 
-/// Reports a test, or a part of one, that is left out because a tool is missing; once for each part in a process.
+/// Reports a test, or a part of one, that is skipped because a tool is missing; once per part and process.
 ///
 /// # Panics
-/// When `XLOG_TEST_TOOLS` is `required`, or neither that nor `optional`.
+/// If `XLOG_TEST_TOOLS` is `required`, or neither that nor `optional`.
 pub fn left_out(part: &str, missing: &str) {
     let line = format!("left out: {part}: {missing}");
     match std::env::var(TEST_TOOLS_VARIABLE).as_deref() {
@@ -27,7 +27,7 @@ pub fn left_out(part: &str, missing: &str) {
     static REPORTED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let mut reported = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
     if !reported.contains(&line) {
-        // Not by `eprintln`: the test harness shows what that prints only of tests that fail.
+        // Not by `eprintln`: the test harness shows its output only for failing tests.
         let _ = writeln!(std::io::stderr(), "{line}");
         reported.push(line);
     }

@@ -1,18 +1,17 @@
 //! Numbers and memory layouts of the CUDA driver's C interface.
 //!
-//! Some of cudarc's structs change their fields with the CUDA version it was built for, while the driver accepts one
-//! layout from every caller: new fields are taken from reserved space that older callers leave zero. So the layouts are
-//! written down here once, and the assertions below compare them with whatever version cudarc was built for.
+//! Some of cudarc's structs change their fields with the CUDA version it was built for. The driver accepts one layout from every caller,
+//! because new fields take reserved space that older callers leave zero. This file defines that layout, and the assertions below compare it
+//! with cudarc's.
 //!
-//! Invariant: every struct here is plain data for which all zeroes is a valid, default value.
-//! This file makes no calls.
+//! Invariant: every struct here is plain data for which all zeroes is a valid, default value. This file makes no calls.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{align_of, offset_of, size_of};
 
 use cudarc::driver::sys;
 
-/// Result codes that decide something here. Any other code is passed on as a number.
+/// Result codes that this crate tells apart. Every other code is passed on as a number.
 pub(super) mod code {
     pub(crate) const SUCCESS: u32 = 0;
     pub(crate) const OUT_OF_MEMORY: u32 = 2;
@@ -72,7 +71,7 @@ pub(super) const HOST_ALLOC_PORTABLE: u32 = 1;
 pub(super) const HOST_ALLOC_DEVICE_MAP: u32 = 2;
 pub(super) const CAPTURE_NONE: u32 = 0;
 pub(super) const CAPTURE_ACTIVE: u32 = 1;
-/// The `CUstreamCaptureMode` in which no call of the thread is refused beside a capture.
+/// The `CUstreamCaptureMode` in which an open capture forbids no call of the thread.
 pub(super) const CAPTURE_MODE_RELAXED: u32 = 2;
 pub(super) const CAPTURE_MODE_GLOBAL: u32 = 0;
 pub(super) const CAPTURE_MODE_THREAD_LOCAL: u32 = 1;
@@ -115,7 +114,6 @@ pub(super) struct PoolProps {
     pub(super) reserved: [u8; 56],
 }
 
-/// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AllocationProp {
@@ -126,7 +124,6 @@ pub(super) struct AllocationProp {
     pub(super) flags: [u8; 8],
 }
 
-/// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AccessDesc {
@@ -147,7 +144,7 @@ const _: () = {
     assert!(size_of::<AccessDesc>() == 12 && offset_of!(AccessDesc, flags) == 8);
 };
 
-// What cudarc's bindings say, for the CUDA version they were built for.
+// cudarc's bindings, for the CUDA version they were built for.
 const _: () = {
     assert!(size_of::<Location>() == size_of::<sys::CUmemLocation>());
     assert!(size_of::<PoolProps>() == size_of::<sys::CUmemPoolProps>());

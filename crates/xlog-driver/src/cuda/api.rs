@@ -1,10 +1,10 @@
-//! The table of driver functions, filled once from whatever offers the symbols.
+//! The table of driver functions, filled once from a [`Symbols`].
 //!
-//! Every entry returns the driver's code as `u32`, so that a code unknown to us is only a number. Required symbols are
-//! there or loading fails with their name; the optional tables are there as a whole or not at all.
+//! Every entry returns the driver's code as `u32`, so that an unknown code is a valid value. Loading fails with the name of the first
+//! required symbol that is missing. An optional table is present as a whole or absent.
 //!
-//! Invariant: an entry was found under the name written beside it, and its type is the C prototype of that name since
-//! CUDA 12.0. The table does not say whether the device supports a call: that is an attribute, read when it is opened.
+//! Invariant: each entry was found under the name beside it, and its type is that name's C prototype since CUDA 12.0. The table does not
+//! show whether the device supports a call; opening a device reads that attribute.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::NonNull;
@@ -17,13 +17,13 @@ use cudarc::driver::sys::{
 use super::abi::{AccessDesc, AllocationProp, PoolProps};
 use crate::{DriverError, DriverResult};
 
-/// Something that knows where driver functions are: the loaded library, or a test's table.
+/// A source of driver functions: the loaded library, or a test's table.
 ///
 /// # Safety
 /// An address returned for a name is a function with the C prototype that the CUDA driver API gives to this name, and
 /// stays callable until the process ends.
 pub(super) unsafe trait Symbols {
-    /// The function called `name`, or `None`.
+    /// The address of the function `name`.
     fn address(&self, name: &CStr) -> Option<NonNull<c_void>>;
 }
 
@@ -39,7 +39,7 @@ macro_rules! table {
         }
 
         impl $table {
-            /// The whole table, or the name of the first symbol that is missing.
+            /// The whole table, or the name of the first missing symbol.
             fn find(symbols: &dyn Symbols) -> Result<Self, &'static CStr> {
                 Ok(Self {
                     $( $field: {
@@ -140,14 +140,14 @@ table! {
 }
 
 table! {
-    /// Waiting for a value in memory.
+    /// Stream waits for a value in memory.
     WaitValueCalls {
         wait_value32 = c"cuStreamWaitValue32_v2" (CUstream, CUdeviceptr, u32, c_uint);
     }
 }
 
 table! {
-    /// The mode of a thread's calls beside a stream capture.
+    /// The thread's capture mode.
     CaptureCalls {
         exchange_mode = c"cuThreadExchangeStreamCaptureMode" (*mut c_uint);
     }
@@ -198,7 +198,6 @@ pub(super) struct Api {
 }
 
 impl Api {
-    /// Looks every symbol up.
     pub(super) fn load(symbols: &dyn Symbols) -> DriverResult<Self> {
         let calls = Calls::find(symbols).map_err(|symbol| DriverError::Unavailable {
             what: format!("libcuda has no symbol {}", symbol.to_string_lossy()),

@@ -1,12 +1,12 @@
-//! The calling thread's capture mode, relaxed around calls that would break a capture.
+//! Relaxes the calling thread's capture mode around calls that would invalidate a capture.
 //!
-//! While any thread captures a stream in the default mode, some calls of every thread fail and invalidate the capture: event and
-//! stream queries, synchronisations, `cuMemAlloc`, `cuMemFree`, pinned memory, and allocations of a pool. Our calls of these kinds
-//! never concern a captured stream, so each runs with the thread's mode relaxed. Recording an event, waiting for one, copies,
-//! fills, launches and mapping are allowed in every mode.
+//! While any thread captures a stream in the default mode, some calls of every thread fail and invalidate the capture: event and stream
+//! queries, synchronisations, `cuMemAlloc`, `cuMemFree`, pinned memory, and allocations from a pool. This crate makes such calls only for
+//! streams that are not captured, so each runs in the relaxed mode. Event records and waits, copies, fills, launches and mapping are
+//! allowed in every mode.
 //!
-//! Invariant: the drop of the guard restores the mode, whatever the call returned. With a driver that lacks the exchange the mode
-//! stays.
+//! Invariant: dropping the guard restores the mode, whatever the call returned. A driver without `cuThreadExchangeStreamCaptureMode` leaves
+//! the mode unchanged.
 
 use std::ffi::c_uint;
 use std::marker::PhantomData;
@@ -14,10 +14,10 @@ use std::marker::PhantomData;
 use super::abi::{CAPTURE_MODE_RELAXED, code};
 use super::api::{Api, CaptureCalls};
 
-/// The thread's capture mode is relaxed while this lives.
+/// Relaxes the thread's capture mode until dropped.
 #[must_use = "the mode is relaxed only while the guard lives"]
 pub(super) struct Relaxed<'a> {
-    /// How to go back, and to which mode; `None` where nothing was changed.
+    /// The mode to restore; `None` if the mode was not changed.
     before: Option<(&'a CaptureCalls, c_uint)>,
     /// The mode belongs to one thread, so the guard may not leave it.
     thread: PhantomData<*mut ()>,
@@ -30,7 +30,7 @@ impl<'a> Relaxed<'a> {
     }
 }
 
-/// Relaxes the mode; says how to go back if it was another one.
+/// Relaxes the mode. Returns the previous mode if it was another one.
 #[inline]
 fn exchange(calls: &CaptureCalls) -> Option<(&CaptureCalls, c_uint)> {
     let mut mode = CAPTURE_MODE_RELAXED;

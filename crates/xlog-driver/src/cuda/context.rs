@@ -1,13 +1,13 @@
-//! The device's primary context, and making it current for one call.
+//! The device's primary context, and how one call makes it current.
 //!
-//! The primary context is shared with every other library in the process, so this crate retains it and gives it back,
-//! and never resets it. A call may come on any thread with any context current:
+//! The primary context is shared with every other library in the process. This crate retains and releases it, and never resets it. A call
+//! may come on any thread with any context current:
 //!
-//! - ours is current: nothing to do;
-//! - none is current: ours is set and stays, so the next call on this thread costs one query;
-//! - a foreign one is current: ours is pushed, and popped when the guard goes.
+//! - this context is current: nothing to do;
+//! - none is current: this context is set and stays current, so the next call on this thread costs one query;
+//! - another context is current: this context is pushed, and popped when the guard drops.
 //!
-//! Invariant: once a sticky code was seen, every later call fails with it without reaching the driver.
+//! Invariant: after the first sticky code every later call fails with that code without reaching the driver.
 
 use std::ffi::c_uint;
 use std::marker::PhantomData;
@@ -23,7 +23,7 @@ use super::capture::Relaxed;
 use super::errors::is_sticky;
 use crate::DriverResult;
 
-/// A share in the primary context of one device.
+/// A reference to the primary context of one device.
 pub(super) struct Context {
     pub(super) api: Arc<Api>,
     pub(super) device: CUdevice,
@@ -49,7 +49,7 @@ impl Context {
         Ok(Self { api, device, raw, lost: AtomicU32::new(0) })
     }
 
-    /// Makes this context current until the guard goes. `call` is named if the device is lost.
+    /// Makes this context current until the guard drops. The error of a lost device names `call`.
     #[inline]
     pub(super) fn bind(&self, call: &'static str) -> DriverResult<Bound<'_>> {
         let lost = self.lost.load(Ordering::Relaxed);
@@ -69,7 +69,7 @@ impl Context {
         Ok((Relaxed::enter(&self.api), bound))
     }
 
-    /// As [`Context::bind`], for tear-down, which tries to free what it can.
+    /// [`Context::bind`] for tear-down, which frees what it can even on a lost device.
     pub(super) fn bind_lost_or_not(&self) -> DriverResult<Bound<'_>> {
         let mut current = ptr::null_mut();
         // SAFETY: the out pointer is valid for the call.
@@ -90,13 +90,13 @@ impl Context {
         Ok(Bound::new(Some(self)))
     }
 
-    /// `Ok` for success, else the error; a sticky code is remembered.
+    /// Returns `Ok` for success, else the error of `code`. Stores the first sticky code.
     #[inline]
     pub(super) fn check(&self, call: &'static str, code: u32) -> DriverResult<()> {
         self.check_allocation(call, code, 0)
     }
 
-    /// As [`Context::check`], for a call that asked for `requested` bytes.
+    /// [`Context::check`] for a call that asked for `requested` bytes.
     #[inline]
     pub(super) fn check_allocation(
         &self,
@@ -110,7 +110,7 @@ impl Context {
         self.api.check(call, code, requested)
     }
 
-    /// For a query: success is true, not ready is false.
+    /// Translates the code of a query: success is true, not ready is false.
     #[inline]
     pub(super) fn check_query(&self, call: &'static str, code: u32) -> DriverResult<bool> {
         if code == code::NOT_READY {
@@ -119,11 +119,11 @@ impl Context {
         self.check(call, code).map(|()| true)
     }
 
-    /// Remembers the first sticky code.
+    /// Stores `code` if it is the first sticky one.
     #[cold]
     pub(super) fn note(&self, code: u32) {
         if is_sticky(code) {
-            // The first code is kept: what follows a fault is often a consequence under another number.
+            // Only the first code is kept: later codes are often consequences of the same fault.
             let _ = self.lost.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -135,7 +135,7 @@ impl Context {
         self.check("cuCtxSynchronize", code)
     }
 
-    /// Unsets this context on the calling thread if nothing keeps it alive any more.
+    /// Unsets this context on the calling thread if no reference keeps it alive.
     fn unset_if_dead(&self) {
         let calls = &self.api.calls;
         let (mut flags, mut active): (c_uint, i32) = (0, 1);
@@ -157,13 +157,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: undoes the one retain of this share. The handle is not used afterwards except for comparison.
+        // SAFETY: undoes the one retain of this reference. The handle is not used afterwards except for comparison.
         unsafe { (self.api.calls.primary_ctx_release)(self.device) };
         self.unset_if_dead();
     }
 }
 
-/// The context is current on this thread while this lives.
+/// Keeps the context current on this thread until dropped.
 #[must_use = "the context is current only while the guard lives"]
 pub(super) struct Bound<'a> {
     pushed_by: Option<&'a Context>,

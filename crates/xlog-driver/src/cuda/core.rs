@@ -1,10 +1,10 @@
 //! The state that all opens of one device share, and its tear-down order.
 //!
-//! The driver handle and every gate own a share. So a gate may outlive the driver handle, and tear-down, which waits for
-//! the device, runs only when no gate is left that could hold it up.
+//! The driver handle and every gate own a reference. So a gate may outlive the driver handle, and tear-down, which waits for the device,
+//! runs only when no gate can block it.
 //!
-//! Invariant: pinned memory is freed after all streams were synchronised, and the context is released last.
-//! It does not destroy streams, events, pools or blocks: their owners hold the driver until they have.
+//! Invariant: pinned memory is freed after all streams were synchronised, and the context is released last. Tear-down does not destroy
+//! streams, events, pools or blocks: their owners keep the driver open until they have done so.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -52,11 +52,11 @@ impl DriverCore {
     }
 }
 
-/// A tag for the handles of a device that is being opened. It comes again after 65,535 others, when no handle of that device is left.
+/// A tag for the handles of a device that is being opened. A tag repeats after 65,535 opens; handles of a closed device may not be used.
 fn next_tag() -> u16 {
     static OPENED: AtomicU32 = AtomicU32::new(0);
     let before = OPENED.fetch_add(1, Ordering::Relaxed) % u32::from(u16::MAX);
-    // 0 is no tag.
+    // Tag 0 marks handles without a tag.
     before as u16 + 1
 }
 
@@ -64,7 +64,7 @@ macro_rules! handles {
     ($( $make:ident, $raw:ident: $handle:ident is $pointer:ident, $accepted:literal; )*) => {
         impl DriverParts {
             $(
-                /// The handle of what the driver has just made.
+                /// Returns the tagged handle of an object that the driver has just made.
                 pub(super) fn $make(&self, made: $pointer) -> DriverResult<$handle> {
                     let address = made.expose_provenance() as u64;
                     $handle::tagged(self.tag, address).ok_or_else(|| {
@@ -111,8 +111,8 @@ impl Drop for DriverCore {
         // SAFETY: this is the only place that takes the value, it runs once, and nothing reads it afterwards.
         let parts = unsafe { ManuallyDrop::take(&mut self.parts) };
         if host_fn::on_callback_thread() {
-            // The last share went in a host function, where the driver refuses every call. Without a thread to do it,
-            // the calls fail and the memory stays with the context.
+            // The last reference was dropped in a host function, where the driver refuses every call. If no thread can be started, the
+            // calls fail and the memory stays with the context.
             let _ = std::thread::Builder::new()
                 .name("xlog-driver-close".to_owned())
                 .spawn(move || drop(parts));
@@ -126,7 +126,7 @@ impl Drop for DriverParts {
             return;
         };
         let _relaxed = Relaxed::enter(&self.context.api);
-        // On a lost device this fails at once, and no transfer or wait is left that could touch the memory.
+        // On a lost device this fails at once; then no transfer or wait can touch the memory any more.
         let _ = self.streams.synchronize(&self.context);
         self.streams.tear_down();
         self.staging.tear_down(&self.context);
@@ -146,8 +146,7 @@ impl Registry {
 
     /// The device that is open as `ordinal`, or the one that `open` opens.
     ///
-    /// Shared, because one primary context stands behind all of them: closing one of two would otherwise wait for a
-    /// stream that the other holds.
+    /// Opens are shared because they share one primary context: closing one of two would otherwise wait for a stream that the other holds.
     pub(super) fn share(
         &self,
         ordinal: usize,

@@ -1,10 +1,10 @@
-//! [`CudaDriver`]: the seam's trait over the driver's calls.
+//! [`CudaDriver`]: the [`Driver`] trait implemented by driver calls.
 //!
-//! Each method binds the context, makes one driver call, and translates its code; copies through pinned buffers, gates,
-//! host functions, pools and virtual memory have files of their own.
+//! Each method binds the context, makes one driver call, and translates its code. Copies through pinned buffers, gates, host functions,
+//! pools and virtual memory have their own files.
 //!
-//! Invariant: a handle that this device did not make is refused before the driver sees it, the default streams among them. That one is
-//! alive is the promise of the caller that destroys it: the handle is not used afterwards.
+//! Invariant: a handle that this device did not make is refused before the driver sees it. That the object is alive follows from the
+//! promise of its destroyer: no call names a destroyed handle.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
@@ -25,8 +25,8 @@ use crate::{
 
 /// A GPU behind the CUDA driver.
 ///
-/// All drivers of one ordinal in this process share one primary context, also with other CUDA libraries. The last one
-/// to go, gates included, waits for the device and gives the context back.
+/// All drivers of one ordinal in this process share one primary context, also with other CUDA libraries. Dropping the last one, gates
+/// included, waits for the device and releases the context.
 pub struct CudaDriver {
     pub(super) core: Arc<DriverCore>,
 }
@@ -35,7 +35,7 @@ impl CudaDriver {
     /// Opens the device that the CUDA driver shows as `ordinal`.
     ///
     /// # Errors
-    /// [`DriverError::Unavailable`] says what is missing, libcuda, a recent driver, or the device, and what to do.
+    /// [`DriverError::Unavailable`] names the missing part (libcuda, a recent driver or the device) and the remedy.
     pub fn open(ordinal: usize) -> DriverResult<Arc<Self>> {
         static OPEN: Registry = Registry::new();
         let api = library::api()?;
@@ -43,7 +43,7 @@ impl CudaDriver {
         Ok(Arc::new(Self { core }))
     }
 
-    /// Opens a device of the given driver, apart from those of the process.
+    /// Opens a device of the given driver, outside the process-wide registry.
     #[cfg(test)]
     pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<Arc<Self>> {
         Ok(Arc::new(Self { core: Arc::new(open::open_with(api, ordinal)?) }))
@@ -57,10 +57,10 @@ impl CudaDriver {
         &self.api().calls
     }
 
-    /// Refuses a stream that is being captured, for work that a graph must not repeat.
+    /// Refuses a stream that is being captured, for work that a graph launch must not repeat.
     pub(super) fn refuse_capture(&self, call: &'static str, stream: CUstream) -> DriverResult<()> {
         let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
         self.core.context.check("cuStreamIsCapturing", code)?;
         if status != abi::CAPTURE_NONE {
@@ -86,7 +86,6 @@ impl fmt::Debug for CudaDriver {
     }
 }
 
-/// Refuses an allocation of nothing.
 #[inline]
 pub(super) fn refuse_zero(call: &'static str, bytes: usize) -> DriverResult<()> {
     if bytes == 0 {
@@ -125,7 +124,7 @@ impl Driver for CudaDriver {
             (&raw mut bytes).cast(),
             (&raw mut mapped).cast(),
         ];
-        // SAFETY: as many places as attributes, each of the type that its attribute is written in; the context is current.
+        // SAFETY: there are as many pointers as attributes, each to a value of its attribute's type; the context is current.
         let code = unsafe {
             (self.calls().pointer_get_attributes)(
                 ATTRIBUTES.len() as c_uint,
@@ -140,7 +139,7 @@ impl Driver for CudaDriver {
         if !is_known {
             return Ok(None);
         }
-        // Of mapped memory the driver names the whole reservation, mapped or not: only the unit around the address is known.
+        // For mapped memory the driver reports the whole reservation, so only the mapping unit around the address is known to be mapped.
         let unit = self.core.properties.granularity as u64;
         let (first, end) = (start, start.saturating_add(bytes as u64));
         let (first, end) = match ptr.checked_rem(unit) {
@@ -195,7 +194,7 @@ impl Driver for CudaDriver {
     fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()> {
         let stream = self.core.raw_stream("stream_synchronize", stream)?;
         let _bound = self.core.context.bind_relaxed("stream_synchronize")?;
-        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().stream_synchronize)(stream) };
         self.core.context.check("cuStreamSynchronize", code)
     }
@@ -203,7 +202,7 @@ impl Driver for CudaDriver {
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
         let stream = self.core.raw_stream("stream_query", stream)?;
         let _bound = self.core.context.bind_relaxed("stream_query")?;
-        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().stream_query)(stream) };
         self.core.context.check_query("cuStreamQuery", code)
     }
@@ -212,7 +211,7 @@ impl Driver for CudaDriver {
         let stream = self.core.raw_stream("stream_id", stream)?;
         let _bound = self.core.context.bind("stream_id")?;
         let mut id = 0;
-        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().stream_get_id)(stream, &raw mut id) };
         self.core.context.check("cuStreamGetId", code)?;
         Ok(id)
@@ -222,7 +221,7 @@ impl Driver for CudaDriver {
         let stream = self.core.raw_stream("stream_capture", stream)?;
         let _bound = self.core.context.bind("stream_capture")?;
         let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
         self.core.context.check("cuStreamIsCapturing", code)?;
         Ok(match status {
@@ -236,7 +235,7 @@ impl Driver for CudaDriver {
         let stream = self.core.raw_stream("stream_wait_event", stream)?;
         let _bound = self.core.context.bind("stream_wait_event")?;
         let event = self.core.raw_event("stream_wait_event", event)?;
-        // SAFETY: both handles are of this device, and destroying one is the end of it.
+        // SAFETY: both handles are of this device, and no call names one once it is destroyed.
         let code = unsafe { (self.calls().stream_wait_event)(stream, event, 0) };
         self.core.context.check("cuStreamWaitEvent", code)
     }
@@ -246,7 +245,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn foreign_stream(&self, raw: *mut c_void) -> DriverResult<StreamHandle> {
-        // CU_STREAM_LEGACY: null would also be the thread's default stream, in code that was compiled for it.
+        // CU_STREAM_LEGACY: in code compiled for per-thread default streams, null would name the thread's stream.
         let raw = if raw.is_null() { ptr::without_provenance_mut(1) } else { raw };
         self.core.stream_handle(raw.cast())
     }
@@ -273,7 +272,7 @@ impl Driver for CudaDriver {
         let stream = self.core.raw_stream("event_record", stream)?;
         let _bound = self.core.context.bind("event_record")?;
         let event = self.core.raw_event("event_record", event)?;
-        // SAFETY: both handles are of this device, and destroying one is the end of it.
+        // SAFETY: both handles are of this device, and no call names one once it is destroyed.
         let code = unsafe { (self.calls().event_record)(event, stream) };
         self.core.context.check("cuEventRecord", code)
     }
@@ -281,7 +280,7 @@ impl Driver for CudaDriver {
     fn event_query(&self, event: EventHandle) -> DriverResult<bool> {
         let _bound = self.core.context.bind_relaxed("event_query")?;
         let event = self.core.raw_event("event_query", event)?;
-        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().event_query)(event) };
         self.core.context.check_query("cuEventQuery", code)
     }
@@ -289,7 +288,7 @@ impl Driver for CudaDriver {
     fn event_synchronize(&self, event: EventHandle) -> DriverResult<()> {
         let _bound = self.core.context.bind_relaxed("event_synchronize")?;
         let event = self.core.raw_event("event_synchronize", event)?;
-        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (self.calls().event_synchronize)(event) };
         self.core.context.check("cuEventSynchronize", code)
     }

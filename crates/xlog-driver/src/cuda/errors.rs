@@ -1,10 +1,10 @@
 //! The conversion of the driver's codes to [`DriverError`].
 //!
-//! A code becomes a decision the caller can take: retry after freeing, do without, give the device up. Every other
-//! code, known or not, is shown as a number with the driver's own name for it.
+//! A code becomes a decision of the caller: retry after freeing, use another way, or abandon the device. Every other code, known or not, is
+//! reported as a number with the driver's name for it.
 //!
-//! A code counts as a lost device only where the driver's documentation says that any further work returns the same
-//! error. `CUDA_ERROR_UNKNOWN` and `CUDA_ERROR_DEVICE_UNAVAILABLE` are not among them.
+//! A code means a lost device only if the driver's documentation says that all further work returns the same error. `CUDA_ERROR_UNKNOWN`
+//! and `CUDA_ERROR_DEVICE_UNAVAILABLE` are not among them.
 
 use std::ffi::{CStr, c_char, c_uint};
 use std::ptr;
@@ -36,13 +36,12 @@ pub(super) fn is_sticky(code: u32) -> bool {
 }
 
 impl Api {
-    /// `Ok` for success, else the error `code` stands for; `requested` is what an allocation asked for.
+    /// Returns the error of `code`, or `Ok` for success. `requested` is the size of an allocation.
     #[inline]
     pub(super) fn check(&self, call: &'static str, code: u32, requested: u64) -> DriverResult<()> {
         if code == code::SUCCESS { Ok(()) } else { Err(self.error(call, code, requested)) }
     }
 
-    /// The error that `code` stands for.
     #[cold]
     pub(super) fn error(&self, call: &'static str, code: u32, requested: u64) -> DriverError {
         match code {
@@ -55,8 +54,7 @@ impl Api {
         }
     }
 
-    /// The error of pinned host memory that could not be had. Freeing device memory would not help, so it is not
-    /// [`DriverError::OutOfMemory`].
+    /// The error of a failed pinned allocation. Freeing device memory would not help, so it is not [`DriverError::OutOfMemory`].
     #[cold]
     pub(super) fn host_memory_error(&self, code: u32, requested: usize) -> DriverError {
         const CALL: &str = "cuMemHostAlloc";
@@ -67,7 +65,7 @@ impl Api {
         self.error(CALL, code, requested as u64)
     }
 
-    /// The error of a device that could not be opened because `call` answered `code`.
+    /// The error of a device that could not be opened because `call` returned `code`.
     #[cold]
     pub(super) fn unavailable(&self, call: &'static str, code: u32) -> DriverError {
         let remedy = match code {
@@ -111,7 +109,7 @@ impl Api {
             .unwrap_or_else(|| NO_NAME.to_owned())
     }
 
-    /// The driver's name for `code` with its explanation, where there is one.
+    /// The driver's name for `code`, with its explanation if the driver has one.
     fn description(&self, code: u32) -> String {
         let name = self.name(code);
         match self.error_text.and_then(|calls| text(calls.description, code)) {
@@ -129,7 +127,7 @@ fn text(
     code: u32,
 ) -> Option<String> {
     let mut text: *const c_char = ptr::null();
-    // SAFETY: the call takes any number as a code and writes one pointer to the place it is given.
+    // SAFETY: the call takes any number as a code and writes one pointer to `text`.
     let answer = unsafe { call(code, &raw mut text) };
     if answer != code::SUCCESS || text.is_null() {
         return None;

@@ -1,10 +1,9 @@
 //! A CUDA driver made of Rust functions, so that the code above it can be tested without a GPU.
 //!
-//! Its state belongs to the calling thread: tests run side by side and do not meet. Queued work stays queued until a
-//! test runs it or a synchronisation does, in the order of queueing whatever the stream. Any call can be made to fail
-//! with any code, and every call is logged by its C name.
+//! Its state belongs to the calling thread, so tests run in parallel without interfering. Queued work runs when a test or a synchronisation
+//! runs it, in queueing order across all streams. A test can make any call fail with any code. Every call is logged by its C name.
 //!
-//! It knows nothing of several streams at work; it exists to show the codes, arguments and order of calls.
+//! It does not model concurrent streams; it checks codes, arguments and the order of calls.
 
 use std::alloc::Layout;
 use std::cell::RefCell;
@@ -27,7 +26,6 @@ use crate::{DriverError, DriverResult};
 /// Where the fake device's memory begins.
 pub(super) const BASE: u64 = 0x7f00_0000_0000;
 const MEMORY: usize = 16 << 20;
-/// The fake primary context.
 pub(super) const OURS: usize = 0x1000;
 
 pub(super) enum Op {
@@ -47,14 +45,14 @@ pub(super) struct State {
     pub(super) contexts: Vec<usize>,
     pub(super) retains: i32,
     pub(super) capturing: u32,
-    /// The thread's capture mode; it begins as the driver's default, global.
+    /// The thread's capture mode; initially global, as in the driver.
     pub(super) capture_mode: u32,
     /// The mode that each call was made in.
     pub(super) modes: Vec<(&'static str, u32)>,
-    /// The mode of the last capture that was begun, and whether it is open.
+    /// The mode of the latest capture, and whether that capture is open.
     pub(super) begun_mode: u32,
     pub(super) is_begun: bool,
-    /// What user objects call when they are destroyed.
+    /// The destructors of user objects.
     pub(super) user_objects: Vec<(CUhostFn, usize)>,
     pub(super) priority: i32,
     pub(super) host_blocks: HashMap<usize, usize>,
@@ -113,22 +111,21 @@ thread_local! {
     static STATE: RefCell<State> = RefCell::default();
 }
 
-/// Looks at or changes this thread's driver.
+/// Runs `body` with this thread's fake driver.
 pub(super) fn with<T>(body: impl FnOnce(&mut State) -> T) -> T {
     STATE.with_borrow_mut(body)
 }
 
-/// How often `call` was made on this thread.
 pub(super) fn logged(call: &str) -> usize {
     with(|state| state.logged(call))
 }
 
-/// Makes `call` answer `code` from now on; 0 heals it.
+/// Makes `call` return `code` from now on; 0 ends the failure.
 pub(super) fn fail(call: &'static str, code: u32) {
     with(|state| state.failures.insert(call, code));
 }
 
-/// Runs queued work until it is done or waits for a counter. True when nothing is left.
+/// Runs queued work until none is left or a wait blocks. Returns true when none is left.
 pub(super) fn run_queue() -> bool {
     while let Some(op) = with(|state| {
         let blocked = state.queue.front().is_some_and(|op| match op {
@@ -184,16 +181,16 @@ pub(super) fn release_user_objects() {
     }
 }
 
-/// The fake's symbols, without those a test takes away.
+/// The fake's symbols without those that a test removes.
 pub(super) struct Without(pub(super) &'static [&'static CStr]);
 
-/// A fresh driver on this thread and its table.
+/// A fresh driver on this thread, and its table.
 pub(super) fn load(symbols: Without) -> DriverResult<Arc<Api>> {
     with(|state| *state = State::default());
     Api::load(&symbols).map(Arc::new)
 }
 
-/// A fresh driver on this thread with everything in it.
+/// A fresh driver on this thread with every symbol.
 pub(super) fn api() -> Arc<Api> {
     load(Without(&[])).expect("the fake has every symbol")
 }
@@ -203,14 +200,14 @@ pub(super) fn device() -> Arc<CudaDriver> {
     CudaDriver::open_with(api(), 0).expect("the fake device opens")
 }
 
-/// What an open answers after `prepare` changed the driver.
+/// The error of an open after `prepare` changed the fake.
 pub(super) fn open_error(prepare: impl FnOnce(&mut State), ordinal: usize) -> DriverError {
     let api = api();
     with(prepare);
     CudaDriver::open_with(api, ordinal).expect_err("the open must fail")
 }
 
-/// Logs the call and gives the code it shall fail with.
+/// Logs the call and returns the code that a test chose for it.
 fn enter(symbol: &'static str) -> u32 {
     with(|state| {
         state.log.push(symbol);
@@ -260,7 +257,7 @@ macro_rules! fakes {
     };
 }
 
-/// For queries, whose answer is a code.
+/// Returns the code of a query from the fake function.
 macro_rules! answer {
     ($code:expr) => {{
         let code: u32 = $code;
@@ -319,11 +316,11 @@ fakes! {
         data: *mut *mut c_void,
         ptr: u64
     ) {
-        // Memory of device 0, mapped: one piece of 4096 bytes at 0x1000.
+        // Device 0 has one mapped allocation: 4096 bytes at 0x1000.
         assert_eq!(count, 5, "type, ordinal, start, size, mapped");
         let _ = attributes;
         if (0x1000..0x2000).contains(&ptr) {
-            // SAFETY: the caller passes as many places as attributes, of these types.
+            // SAFETY: the caller passes as many pointers as attributes, of these types.
             let at = |n: usize| unsafe { *data.add(n) };
             set(at(0).cast::<c_uint>(), 2);
             set(at(1).cast::<c_int>(), 0);

@@ -1,11 +1,10 @@
-//! Gates: what a held stream waits for.
+//! Gates, which block a held stream.
 //!
-//! A stream waits for a counter in pinned host memory, and releasing a gate is one store to it: no driver call, no
-//! lock held by the device. Each slot has such a counter, which only grows. The hold number k of a slot waits for
-//! "counter ≥ k" (compared cyclically), its release stores k. So a slot can serve the next hold at once, even before the device has
-//! polled: a later value satisfies the earlier wait too.
+//! The stream waits for a counter in pinned host memory, and releasing a gate is one store to it, without a driver call or a lock of the
+//! device. Each slot has one counter, which only grows: hold k of a slot waits for "counter ≥ k" (compared cyclically), and its release
+//! stores k. A slot can serve the next hold before the device has polled, because a later value also satisfies the earlier wait.
 //!
-//! Where the driver cannot wait for a value, a host function blocks instead; that costs a thread of the driver.
+//! If the driver cannot wait for a value, a host function blocks instead, which occupies a thread of the driver.
 //!
 //! Invariants: a slot belongs to one gate at a time; pages stay until the device is closed, which no gate outlives.
 
@@ -29,10 +28,9 @@ const PAGE_BYTES: usize = 4096;
 /// One slot per cache line, so that releasing a gate does not disturb the counter that another stream polls.
 const SLOT_BYTES: usize = 64;
 
-/// All gates of one device.
 pub(super) struct Gates {
     state: Mutex<State>,
-    /// Cleared for good when the driver says that it cannot wait for a value.
+    /// Cleared permanently when the driver reports that it cannot wait for a value.
     can_wait_value: AtomicBool,
 }
 
@@ -42,7 +40,6 @@ struct State {
     pages: Vec<Page>,
 }
 
-/// One counter in pinned memory.
 struct Slot {
     counter: NonNull<AtomicU32>,
     /// The counter as the device addresses it.
@@ -114,7 +111,7 @@ pub(super) fn hold(core: &Arc<DriverCore>, stream: CUstream) -> DriverResult<Gat
     hold_by_host_fn(core, stream)
 }
 
-/// `None` when the driver cannot wait for a value.
+/// Returns `None` if the driver cannot wait for a value.
 fn hold_by_value(
     core: &Arc<DriverCore>,
     stream: CUstream,
@@ -137,7 +134,7 @@ fn hold_by_value(
             Ok(None)
         }
         _ => {
-            // Nothing waits for `number`, so the slot goes back as it came.
+            // No gate waits for `number`, so the slot is returned unchanged.
             gates.push_slot(slot);
             context.check("cuStreamWaitValue32", code).map(|()| None)
         }
@@ -184,7 +181,7 @@ fn new_page(context: &Context) -> DriverResult<(Page, Vec<Slot>)> {
     Ok((Page(page), slots.collect()))
 }
 
-/// Closed until opened, for the host function that blocks.
+/// A one-shot latch on which the host function blocks.
 #[derive(Default)]
 struct Latch {
     is_open: xlog_base::Mutex<bool>,

@@ -1,9 +1,9 @@
 //! Stream capture and graphs of the CUDA driver.
 //!
-//! Begin and end run in the thread's own capture mode, because the driver compares the threads. Everything else could wait for the device inside
-//! the driver, so it runs relaxed and leaves other captures valid.
+//! Begin and end run in the thread's own capture mode, because the driver compares the calling threads. Every other call could wait inside
+//! the driver, so it runs in the relaxed mode and leaves other captures valid.
 //!
-//! Invariant: the function that a graph retains is called once, by the driver, or dropped here after the driver refused it.
+//! Invariant: the function that a graph retains is called once by the driver, or dropped here after the driver refused it.
 
 use std::ffi::{c_uint, c_ulonglong};
 use std::ptr;
@@ -35,7 +35,7 @@ impl Graphs for CudaDriver {
             CaptureMode::ThreadLocal => abi::CAPTURE_MODE_THREAD_LOCAL,
             CaptureMode::Relaxed => abi::CAPTURE_MODE_RELAXED,
         };
-        // SAFETY: the handle is of this device, and destroying it is the end of it; the value is a mode.
+        // SAFETY: the handle is of this device, and no call names it once it is destroyed; the value is a mode.
         let code = unsafe { (calls.begin_capture)(stream, mode) };
         self.core.context.check("cuStreamBeginCapture", code)
     }
@@ -45,7 +45,7 @@ impl Graphs for CudaDriver {
         let stream = self.core.raw_stream("end_capture", stream)?;
         let _bound = self.core.context.bind("end_capture")?;
         let mut graph: CUgraph = ptr::null_mut();
-        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (calls.end_capture)(stream, &raw mut graph) };
         self.core.context.check("cuStreamEndCapture", code)?;
         self.core.graph_handle(graph)
@@ -80,7 +80,7 @@ impl Graphs for CudaDriver {
         let graph = self.core.raw_graph("graph_instantiate", graph)?;
         let _bound = self.core.context.bind_relaxed("graph_instantiate")?;
         let mut exec: CUgraphExec = ptr::null_mut();
-        // SAFETY: the out pointer is valid; the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (calls.instantiate)(&raw mut exec, graph, 0) };
         self.core.context.check("cuGraphInstantiate", code)?;
         self.core.exec_handle(exec)
@@ -105,12 +105,12 @@ impl Graphs for CudaDriver {
         let work = host_fn::once(release);
         let mut object: CUuserObject = ptr::null_mut();
         let flags = abi::USER_OBJECT_NO_DESTRUCTOR_SYNC;
-        // SAFETY: the out pointer is valid; `run` takes `work`, and the driver calls it once.
+        // SAFETY: the out pointer is valid; `run` consumes `work`, and the driver calls it once.
         let code = unsafe {
             (calls.user_object_create)(&raw mut object, work, Some(host_fn::run), 1, flags)
         };
         if code != code::SUCCESS {
-            // SAFETY: `work` is that of `once`, and the driver refused it.
+            // SAFETY: `once` made `work`, and the driver refused it.
             unsafe { host_fn::drop_once(work) };
             return context.check("cuUserObjectCreate", code);
         }

@@ -1,10 +1,10 @@
 //! Host functions queued on a stream.
 //!
-//! The driver gets a raw share of a small record with the closure. One thread takes the closure out and runs or drops it: the
-//! driver's thread, or the caller whose queueing failed. So it runs at most once, even if the driver reports an earlier fault for a
-//! call that did queue the function.
+//! The driver gets a raw reference to a `Job` that holds the closure. The driver's thread, or the caller whose queueing failed, takes the
+//! closure out and runs or drops it. So it runs at most once, even if the driver reports an earlier fault for a call that did queue the
+//! function.
 //!
-//! On a lost device the driver never calls a function that it had accepted; its closure is then neither run nor dropped.
+//! A lost device never calls a function that it had accepted; its closure is neither run nor dropped.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -24,7 +24,7 @@ thread_local! {
     static ON_CALLBACK_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True while this thread runs a host function for the driver. No driver call may be made then.
+/// True while this thread runs a host function for the driver, which must not make driver calls.
 pub(super) fn on_callback_thread() -> bool {
     ON_CALLBACK_THREAD.try_with(Cell::get).unwrap_or(false)
 }
@@ -41,14 +41,14 @@ impl Job {
 pub(super) fn queue(context: &Context, stream: CUstream, work: HostFn) -> DriverResult<()> {
     let job = Arc::new(Job(Mutex::new(Some(work))));
     let share = Arc::into_raw(Arc::clone(&job));
-    // SAFETY: `run` takes exactly one share of a `Job`, which `share` is.
+    // SAFETY: `run` consumes exactly one reference to a `Job`, which `share` is.
     let code = unsafe {
         (context.api.calls.launch_host_func)(stream, Some(run), share.cast_mut().cast::<c_void>())
     };
     if code != code::SUCCESS {
         drop(job.take());
         if !is_sticky(code) {
-            // SAFETY: the driver refused the call, so `run` does not get this share.
+            // SAFETY: the driver refused the call, so `run` does not get this reference.
             drop(unsafe { Arc::from_raw(share) });
         }
     }
@@ -65,13 +65,13 @@ pub(super) fn once(work: HostFn) -> *mut c_void {
 /// # Safety
 /// `work` comes from [`once`], and the driver does not call it.
 pub(super) unsafe fn drop_once(work: *mut c_void) {
-    // SAFETY: the caller promises that this is the share of `once`, and that the driver did not take it.
+    // SAFETY: the caller promises that `once` made the pointer, and that the driver did not take it.
     drop(unsafe { Arc::from_raw(work.cast_const().cast::<Job>()) });
 }
 
 /// The callback that the driver runs on a thread of its own.
 pub(super) unsafe extern "C" fn run(share: *mut c_void) {
-    // SAFETY: `queue` made the pointer from a share of a `Job`, and the driver calls this once per queued share.
+    // SAFETY: `queue` or `once` made the pointer from a reference to a `Job`, and the driver calls this once for each.
     let job = unsafe { Arc::from_raw(share.cast_const().cast::<Job>()) };
     let Some(work) = job.take() else { return };
     let _ = ON_CALLBACK_THREAD.try_with(|flag| flag.set(true));
@@ -81,7 +81,7 @@ pub(super) unsafe extern "C" fn run(share: *mut c_void) {
     let _ = ON_CALLBACK_THREAD.try_with(|flag| flag.set(false));
 }
 
-/// Drops the payload of a panic, whose own drop may panic too: unwinding into the driver would abort the process.
+/// Drops the payload of a panic. Its own drop may panic too, and unwinding into the driver would abort the process.
 fn discard(payload: Box<dyn Any + Send>) {
     if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(second);

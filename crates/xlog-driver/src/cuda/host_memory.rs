@@ -1,7 +1,7 @@
 //! Page-locked host memory of the CUDA driver.
 //!
-//! Memory is portable and mapped: every stream of every context reaches it, by the device address that the driver names.
-//! It does not pool: one driver call for each allocation and each free.
+//! Memory is portable and mapped: every stream of every context reaches it by the device address that the driver reports. It is not pooled:
+//! each allocation and each free is one driver call.
 
 use std::ptr::{self, NonNull};
 
@@ -30,7 +30,7 @@ impl HostMemory for CudaDriver {
         // SAFETY: the out pointer is valid, and the memory is mapped and pinned.
         let code = unsafe { (calls.mem_host_get_device_pointer)(&raw mut device, memory, 0) };
         if let Err(error) = context.check("cuMemHostGetDevicePointer", code) {
-            // SAFETY: allocated above, and nothing refers to it yet.
+            // SAFETY: this memory was allocated above, and nothing refers to it yet.
             unsafe { (calls.mem_free_host)(memory) };
             return Err(error);
         }

@@ -1,11 +1,10 @@
 //! Finding and loading libcuda.
 //!
-//! The library is probed under the names that cudarc tries, in the same order, before cudarc's own loader is asked:
-//! that one panics when there is none. After a successful probe it gets the same library, and shares it with all other users of
-//! cudarc in this process. A library that fails to load is distinguished from a missing one.
+//! The library is probed under cudarc's candidate names, in the same order, before cudarc's own loader runs, because that loader panics if
+//! it finds none. After a successful probe it loads the same library, and shares it with all other users of cudarc in this process. A
+//! library that fails to load is reported differently from a missing one.
 //!
-//! Invariant: once loaded, the library stays loaded until the process ends, so its symbols never dangle.
-//! A failed attempt is not remembered.
+//! Invariant: a loaded library stays loaded until the process ends, so its symbols never dangle. A failed attempt is not cached.
 
 use std::error::Error;
 use std::ffi::{CStr, c_void};
@@ -86,13 +85,13 @@ fn message(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// True when the loader says that the candidate itself is missing; a dependency that is missing is named instead.
+/// True when the loader reports the candidate itself as missing; for a missing dependency the message starts with that name.
 fn is_absent(candidate: &str, message: &str) -> bool {
     let missing = message.contains("No such file or directory") || cfg!(windows);
     missing && (message.starts_with(candidate) || cfg!(windows))
 }
 
-/// cudarc's handle of the library. Made only after a probe succeeded, or while a driver is open.
+/// cudarc's handle of the library. Constructed only after a successful probe or while a driver is open.
 pub(super) struct LoadedLibrary;
 
 // SAFETY: the addresses are those libcuda exports, and the library is never unloaded.

@@ -1,17 +1,19 @@
-//! The CUDA driver behind the seam.
+//! The CUDA implementation of [`Driver`](crate::Driver).
 //!
-//! [`CudaDriver::open`] finds libcuda at run time, so the crate builds and starts on a machine that has neither a GPU
-//! nor a CUDA toolkit; what is missing there is a [`DriverError::Unavailable`](crate::DriverError::Unavailable) that
-//! says what to do. Types and constants come from cudarc's bindings. The calls do not: its result type is a Rust enum,
-//! which a code of a newer driver would make undefined behaviour, and its functions panic when a symbol is missing.
+//! [`CudaDriver::open`] finds libcuda at run time, so the crate builds and starts on a machine without a GPU or a CUDA toolkit. A missing
+//! part is a [`DriverError::Unavailable`](crate::DriverError::Unavailable) with its remedy. Types and constants come from cudarc's
+//! bindings, the calls do not: cudarc's result type is a Rust enum, for which a newer driver's code would be undefined behaviour, and its
+//! functions panic when a symbol is missing.
 //!
-//! Invariants: every call runs in the device's primary context and leaves a foreign one current as it was; no call uses
-//! the legacy or the per-thread default stream; memory the device may still touch is freed only after a
-//! synchronisation; all opens of one ordinal share one context, one staging cache and one set of gates.
+//! Invariants:
+//! - every call runs in the device's primary context and restores another context that was current;
+//! - no call uses the per-thread default stream, and the legacy stream only as a `foreign_stream`;
+//! - memory that the device may still access is freed only after a synchronisation;
+//! - all opens of one ordinal share one context, one staging cache and one set of gates.
 //!
-//! An error names the CUDA function when the driver refused, and the method of the seam when the seam itself did.
+//! An error names the CUDA function that refused, or the method of `Driver` that refused before any call.
 //!
-//! It does not select devices, cache blocks, retry, or keep books on handles: that is the work of the layers above.
+//! This module does not select devices, cache blocks, retry or track handles: the layers above do.
 
 mod abi;
 #[macro_use]

@@ -1,12 +1,11 @@
-//! Kernels: loading PTX, and launching what is in it.
+//! Kernels: loading PTX and launching.
 //!
-//! A [`CudaModule`] owns what the driver made of one image, and a [`CudaFunction`] is a kernel of it that keeps the module,
-//! and with it the device, open. Loading compiles PTX for the device at hand, which takes milliseconds: load once.
+//! A [`CudaModule`] owns a loaded image. A [`CudaFunction`] is one of its kernels and keeps the module, and with it the device, open.
+//! Loading compiles PTX for the device, which takes milliseconds: load once.
 //!
-//! Invariant: a module is unloaded when its last kernel and its last owner are gone, after a wait for the device, so that
-//! no launched kernel loses its code. Where the wait cannot cover a stream, because it is being captured, the module stays loaded
-//! until the context goes. Drop it while a gate is held, and the wait lasts until the gate opens.
-//! Whether the arguments are those the kernel takes, and whether the memory behind them is live, is the caller's promise.
+//! Invariant: a module is unloaded when its last kernel and its last owner are dropped, after a wait for the device, so that no launched
+//! kernel loses its code. If that wait cannot cover a captured stream, the module stays loaded until the context is released. While a gate
+//! is held, the drop waits for it. The caller guarantees that the arguments match the kernel and that their memory is live.
 
 use std::ffi::{CStr, CString, c_uint, c_void};
 use std::fmt;
@@ -42,7 +41,7 @@ impl ModuleCalls {
         })
     }
 
-    /// The calls of the loaded library. An open driver is the proof that it is loaded.
+    /// The calls of the loaded library, which is loaded because a driver is open.
     fn of_process(_open: &CudaDriver) -> DriverResult<Self> {
         static CALLS: OnceLock<ModuleCalls> = OnceLock::new();
         if let Some(calls) = CALLS.get() {
@@ -106,7 +105,7 @@ impl CudaModule {
         Ok(Self { loaded: Arc::new(Loaded { core, calls, raw }) })
     }
 
-    /// The kernel called `name`, as an `extern "C"` function is called.
+    /// Returns the `extern "C"` kernel called `name`.
     pub fn function(&self, name: &str) -> DriverResult<CudaFunction> {
         let Ok(symbol) = CString::new(name) else {
             return Err(DriverError::invalid("function", format!("{name:?}"), "a kernel's name"));
@@ -120,7 +119,7 @@ impl CudaModule {
         Ok(CudaFunction { module: self.clone(), raw: function, name: name.into() })
     }
 
-    /// The ordinal of the device it is loaded on.
+    /// Returns the ordinal of the module's device.
     pub fn device_ordinal(&self) -> u32 {
         self.loaded.core.properties.ordinal
     }
@@ -137,12 +136,12 @@ impl fmt::Debug for CudaModule {
 
 impl Drop for Loaded {
     fn drop(&mut self) {
-        // A lost device has unloaded the module; a drop has no caller to report to.
+        // A lost device has already unloaded the module, and a drop cannot report an error.
         if let Ok(_bound) = self.core.context.bind_relaxed("unload")
-            // What may still run keeps its code: the module then stays loaded until the context goes.
+            // If work may still run, the module stays loaded until the context is released.
             && matches!(self.core.streams.synchronize(&self.core.context), Ok(Waited::ForAll))
         {
-            // SAFETY: the module was loaded once, this is its last owner, and nothing of it runs any more.
+            // SAFETY: the module was loaded once, this is its last owner, and none of its kernels runs any more.
             unsafe { (self.calls.unload)(self.raw) };
         }
     }
@@ -178,7 +177,7 @@ impl CudaFunction {
     ) -> DriverResult<()> {
         let Loaded { core, calls, .. } = &*self.module.loaded;
         let stream = core.raw_stream("launch", stream)?;
-        // On the stack where they fit, so that a launch allocates nothing.
+        // Pointers stay on the stack up to `INLINE_ARGUMENTS`, so that a launch does not allocate.
         let (mut few, mut many) = ([ptr::null_mut(); INLINE_ARGUMENTS], Vec::new());
         let pointers: &mut [*mut c_void] = match few.get_mut(..arguments.len()) {
             Some(few) => few,
@@ -212,12 +211,12 @@ impl CudaFunction {
         core.context.check("cuLaunchKernel", code)
     }
 
-    /// The name it was asked for by.
+    /// Returns the kernel's name in the module.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The module it belongs to.
+    /// Returns the module of the kernel.
     pub fn module(&self) -> &CudaModule {
         &self.module
     }
@@ -232,7 +231,7 @@ impl fmt::Debug for CudaFunction {
     }
 }
 
-/// How many threads a launch has.
+/// The grid, block and shared memory of a launch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaunchShape {
     /// Blocks in x, y and z.
@@ -250,7 +249,7 @@ impl LaunchShape {
     /// One thread.
     pub const SINGLE: Self = Self { grid: (1, 1, 1), block: (1, 1, 1), shared_bytes: 0 };
 
-    /// A thread per row, for kernels that step over what is left when there are more rows than threads.
+    /// One thread per row, up to 65,536 blocks; the kernel must stride over further rows.
     #[must_use]
     pub fn for_rows(rows: usize) -> Self {
         let blocks = (rows as u64).div_ceil(u64::from(Self::BLOCK)).clamp(1, Self::MAX_BLOCKS);

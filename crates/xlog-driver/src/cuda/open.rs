@@ -1,10 +1,10 @@
 //! Opening a device.
 //!
-//! The order is: library, version, initialisation, number of devices, context, properties. A failed step is a
-//! [`DriverError::Unavailable`] with the cause and the remedy, for any code of the driver.
+//! The order is: library, version, initialisation, number of devices, context, properties. A failed step is a [`DriverError::Unavailable`]
+//! with the cause and the remedy.
 //!
-//! Invariant: a device that could not be opened leaves nothing behind.
-//! [`driver_version`] and [`device_count`] open nothing and are meant for diagnosis.
+//! Invariant: a device that could not be opened leaves nothing behind. [`driver_version`] and [`device_count`] open no device; they are for
+//! diagnosis.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
@@ -20,25 +20,23 @@ use super::errors::NO_DEVICE_REMEDY;
 use super::library;
 use crate::{DeviceKind, DeviceProperties, DeviceUuid, DriverError, DriverResult};
 
-/// The oldest CUDA driver that works here, as 1000 × major + 10 × minor.
+/// The oldest supported CUDA driver, as 1000 × major + 10 × minor.
 pub const MINIMUM_DRIVER_VERSION: u32 = 12_000;
 
 /// The alignment that `cuMemAlloc` and the stream-ordered pools promise.
 const ALLOCATION_ALIGNMENT: usize = 256;
 
-/// The CUDA version the installed driver speaks, as 1000 × major + 10 × minor.
-///
-/// It is returned also when it is older than [`MINIMUM_DRIVER_VERSION`].
+/// Returns the CUDA version of the installed driver as 1000 × major + 10 × minor, even if it is older than [`MINIMUM_DRIVER_VERSION`].
 pub fn driver_version() -> DriverResult<u32> {
     version_of(&*library::api()?)
 }
 
-/// How many devices the CUDA driver shows to this process. A driver without a device is zero, no driver is an error.
+/// Returns how many devices the CUDA driver shows to this process: zero if it shows none. A missing driver is an error.
 pub fn device_count() -> DriverResult<usize> {
     count_with(&*library::api()?)
 }
 
-/// As [`driver_version`], of the given driver.
+/// [`driver_version`] of the given driver.
 pub(super) fn version_of(api: &Api) -> DriverResult<u32> {
     let mut version: c_int = 0;
     // SAFETY: the out pointer is valid; this call works before initialisation.
@@ -49,7 +47,7 @@ pub(super) fn version_of(api: &Api) -> DriverResult<u32> {
     Ok(u32::try_from(version).unwrap_or(0))
 }
 
-/// As [`device_count`], of the given driver.
+/// [`device_count`] of the given driver.
 pub(super) fn count_with(api: &Api) -> DriverResult<usize> {
     require_version(api)?;
     // SAFETY: initialisation may be asked for any number of times, on any thread.
@@ -131,7 +129,7 @@ fn no_such_device(ordinal: usize, count: usize) -> DriverError {
     DriverError::Unavailable { what, remedy }
 }
 
-/// Asks the device for everything that does not change. The context is current.
+/// Reads everything that does not change. The context is current.
 fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProperties> {
     let (api, device) = (&*context.api, context.device);
     let fail = |call, code| match code {
@@ -160,7 +158,7 @@ fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProper
         unsafe { (api.calls.ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
     fail("cuCtxGetStreamPriorityRange", code)?;
 
-    // A capability is one only if the library has the calls and the device says yes.
+    // A capability needs both the library's calls and the device's attribute.
     let granularity = match flag(api, device, attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
         true => mapping_granularity(api, device).unwrap_or(0),
         false => 0,
@@ -187,7 +185,7 @@ fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProper
     })
 }
 
-/// Two transfers in each cycle of the memory's clock, over the whole bus; `None` if the driver does not report one of them.
+/// The memory's two transfers per clock cycle over the whole bus. `None` if the driver does not report clock or width.
 fn peak_bandwidth(api: &Api, device: CUdevice) -> Option<u64> {
     let kilohertz = number(api, device, attribute::MEMORY_CLOCK_RATE).ok()?;
     let bits = number(api, device, attribute::GLOBAL_MEMORY_BUS_WIDTH).ok()?;
@@ -204,12 +202,12 @@ fn number(api: &Api, device: CUdevice, attribute: u32) -> DriverResult<u32> {
     Ok(u32::try_from(value).unwrap_or(0))
 }
 
-/// An attribute the driver does not know is a capability it does not have.
+/// True if the driver knows the attribute and it is set.
 fn flag(api: &Api, device: CUdevice, attribute: u32) -> bool {
     number(api, device, attribute).is_ok_and(|value| value != 0)
 }
 
-/// The recommended granularity where it fits the minimum, else the minimum.
+/// The larger of the recommended and the minimum granularity.
 fn mapping_granularity(api: &Api, device: CUdevice) -> Option<usize> {
     let calls = api.virtual_memory?;
     let prop = device_memory(device);
@@ -223,7 +221,7 @@ fn mapping_granularity(api: &Api, device: CUdevice) -> Option<usize> {
     Some(ask(abi::GRANULARITY_RECOMMENDED).map_or(minimum, |recommended| recommended.max(minimum)))
 }
 
-/// Plain memory of `device` that is not shared with other processes.
+/// The properties of memory of `device` that is not shared with other processes.
 pub(super) fn device_memory(device: CUdevice) -> AllocationProp {
     AllocationProp {
         allocation_type: abi::ALLOCATION_TYPE_PINNED,

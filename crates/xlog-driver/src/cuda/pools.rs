@@ -1,10 +1,10 @@
 //! Stream-ordered pools of the CUDA driver.
 //!
-//! Every pool is created here. The device's default pool is not used: the whole process shares it and its settings.
-//! Pools hold device memory only and are not shared with other processes.
+//! Every pool is created here. The device's default pool is not used, because the whole process shares it and its settings. Pools hold
+//! device memory only and are not shared with other processes.
 //!
-//! Invariant: `pool_create` returns a pool with all its options set, or none.
-//! It does not track blocks: the driver knows which pool a block came from.
+//! Invariant: `pool_create` returns a pool with all its options set, or an error and no pool. This file does not track blocks: the driver
+//! knows the pool of each block.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
@@ -19,7 +19,7 @@ use crate::{
     StreamHandle,
 };
 
-/// The first version whose driver reads the maximum size of a pool.
+/// The first driver version that reads the maximum size of a pool.
 const MAX_SIZE_SINCE: u32 = 12_020;
 
 impl CudaDriver {
@@ -143,7 +143,8 @@ impl AsyncPools for CudaDriver {
         let _bound = context.bind_relaxed("pool_usage")?;
         let read = |attribute: c_uint| {
             let mut value: u64 = 0;
-            // SAFETY: the usage attributes are documented as 64-bit unsigned numbers; the handle is of this device, and destroying it is the end of it.
+            // SAFETY: the usage attributes are documented as 64-bit unsigned numbers; the handle is of this device, and no call names it
+            // once it is destroyed.
             let code = unsafe {
                 (calls.get_attribute)(pool, attribute, (&raw mut value).cast::<c_void>())
             };
@@ -162,7 +163,7 @@ impl AsyncPools for CudaDriver {
         let pool = self.core.raw_pool("pool_trim", pool)?;
         let _bound = self.core.context.bind_relaxed("pool_trim")?;
         let keep = usize::try_from(keep_bytes).unwrap_or(usize::MAX);
-        // SAFETY: the handle is of this device, and destroying it is the end of it.
+        // SAFETY: the handle is of this device, and no call names it once it is destroyed.
         let code = unsafe { (calls.trim_to)(pool, keep) };
         self.core.context.check("cuMemPoolTrimTo", code)
     }
@@ -180,7 +181,7 @@ impl AsyncPools for CudaDriver {
         let calls = self.pool_calls(CALL)?;
         let _bound = self.core.context.bind_relaxed(CALL)?;
         let mut block = 0;
-        // SAFETY: the out pointer is valid; both handles are of this device, and destroying one is the end of it.
+        // SAFETY: the out pointer is valid; both handles are of this device, and no call names one once it is destroyed.
         let code = unsafe { (calls.alloc_from_pool_async)(&raw mut block, bytes, pool, stream) };
         self.core.context.check_allocation("cuMemAllocFromPoolAsync", code, bytes as u64)?;
         Ok(block)

@@ -1,16 +1,16 @@
 //! Copies between pageable host memory and the device, through pinned buffers.
 //!
-//! The driver may wait for the stream when it copies from or to pageable memory. Here a copy from the host is first
-//! made into a pinned buffer, so that its source is free on return and nothing waits, also behind a held stream. A copy
-//! to the host goes the same way back, so that only the calling thread waits and no lock of the driver is held.
+//! The driver may wait for the stream when it copies from or to pageable memory. `copy_in` first copies the source into a pinned buffer, so
+//! that the source is free on return and nothing waits, even for a held stream. `copy_out` uses a pinned buffer too, so that only the
+//! calling thread waits and no lock of the driver is held.
 //!
-//! Buffers come in powers of two; larger copies are split. After a copy is queued its buffer is in flight, with an event
-//! recorded behind it, until a thread that needs a buffer finds that event completed. When all are in flight, more are
-//! made. `cuMemFreeHost` may wait for the whole device, so buffers beyond [`KEEP_BYTES`] are freed only from calls that
-//! may wait: until then the cache holds as much as was ever in flight at once.
+//! Buffer sizes are powers of two; larger copies are split. After a copy is queued, its buffer is in flight behind a recorded event. A
+//! thread that needs a buffer reclaims those whose event has completed; if none has, it allocates another. `cuMemFreeHost` may wait for the
+//! whole device, so buffers beyond [`KEEP_BYTES`] are freed only by calls that may wait. Until then the cache holds the peak that was in
+//! flight.
 //!
-//! Invariant: a buffer is idle, or owned by one copy, or in flight behind its event, or stranded: used by a copy whose
-//! event could not be recorded, and safe again only after the context was synchronised.
+//! Invariant: a buffer is in one of four states: idle; owned by one copy; in flight behind its event; or stranded, because no event could
+//! be recorded behind its copy. A stranded buffer is reusable only after all streams were synchronised.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
@@ -25,17 +25,16 @@ use crate::sync::Mutex;
 use crate::{DriverResult, Waited};
 
 const SMALLEST_BYTES: usize = 4 << 10;
-/// The largest buffer, hence the unit into which copies are split.
+/// The largest buffer, and so the unit into which copies are split.
 pub(super) const LARGEST_BYTES: usize = 4 << 20;
 const CLASSES: usize = (LARGEST_BYTES.ilog2() - SMALLEST_BYTES.ilog2()) as usize + 1;
 /// Smaller buffers are cut from slabs of this size, which stay until the device is closed.
 const SLAB_BYTES: usize = 1 << 20;
 /// Bytes that the cache keeps in buffers that have an allocation of their own.
 pub(super) const KEEP_BYTES: usize = 64 << 20;
-/// How many pieces of one copy to the host are under way together.
+/// The maximum number of pieces of one copy to the host in flight at once.
 const WINDOW: usize = 4;
 
-/// The pinned buffers of one device.
 #[derive(Default)]
 pub(super) struct Staging {
     state: Mutex<State>,
@@ -46,7 +45,7 @@ pub(super) struct Staging {
 #[derive(Default)]
 struct State {
     idle: [Vec<Buffer>; CLASSES],
-    /// By stream and in queueing order, so that one query per stream finds out whether anything is free again.
+    /// By stream and in queueing order, so that one query per stream finds whether a buffer can be reclaimed.
     in_flight: HashMap<usize, VecDeque<Buffer>>,
     stranded: Vec<Buffer>,
     slabs: Vec<NonNull<c_void>>,
@@ -55,13 +54,12 @@ struct State {
 // SAFETY: slabs are only pointers to be freed, on any thread; everything else is `Send` by itself.
 unsafe impl Send for State {}
 
-/// One pinned buffer.
 struct Buffer {
     host: NonNull<u8>,
     bytes: usize,
-    /// Recorded behind the latest copy. Null until the first.
+    /// Recorded behind the latest copy; null before the first copy.
     event: CUevent,
-    /// It is an allocation of its own, not a part of a slab.
+    /// The buffer has its own allocation and is not part of a slab.
     is_whole: bool,
 }
 
@@ -97,7 +95,7 @@ impl Staging {
             let buffer = self.allocate(context, chunk.len())?;
             // SAFETY: the buffer is at least as long as the piece, and this copy is its only owner.
             unsafe { ptr::copy_nonoverlapping(chunk.as_ptr(), buffer.host.as_ptr(), chunk.len()) };
-            // SAFETY: the caller answers for the destination; the source stays until the event behind it completed.
+            // SAFETY: the caller guarantees the destination; the source stays until the event behind it completes.
             let code = unsafe {
                 (context.api.calls.memcpy_htod_async)(dst, buffer.raw(), chunk.len(), stream)
             };
@@ -129,7 +127,7 @@ impl Staging {
             if window.len() < WINDOW
                 && let Some(chunk) = chunks.next()
             {
-                // SAFETY: the caller answers for the source range, of which this is a part.
+                // SAFETY: the caller guarantees the source range, of which this is a part.
                 match unsafe { self.queue_chunk(context, chunk.len(), src, stream) } {
                     Ok(buffer) => {
                         src = src.wrapping_add(chunk.len() as u64);
@@ -173,7 +171,7 @@ impl Staging {
         stream: CUstream,
     ) -> DriverResult<Buffer> {
         let buffer = self.allocate(context, bytes)?;
-        // SAFETY: the caller answers for the source; the buffer is long enough and waits for the event behind it.
+        // SAFETY: the caller guarantees the source; the buffer is long enough and waits for the event behind it.
         let code =
             unsafe { (context.api.calls.memcpy_dtoh_async)(buffer.raw(), src, bytes, stream) };
         if let Err(error) = context.check("cuMemcpyDtoHAsync", code) {
@@ -196,7 +194,7 @@ impl Staging {
         }
     }
 
-    /// A buffer of at least `bytes`, at most [`LARGEST_BYTES`], with an event.
+    /// Returns a buffer of at least `bytes`, at most [`LARGEST_BYTES`], with an event.
     fn allocate(&self, context: &Context, bytes: usize) -> DriverResult<Buffer> {
         let class = Buffer::class(bytes);
         let mut buffer = match self.pop_idle(context, class) {
@@ -235,7 +233,7 @@ impl Staging {
         self.state.lock().in_flight.entry(stream.addr()).or_default().push_back(buffer);
     }
 
-    /// Makes a buffer of `class`. Outside the lock, for the driver takes its time over pinned memory.
+    /// Allocates a buffer of `class`, outside the lock because pinning memory is slow.
     fn grow(&self, context: &Context, class: usize) -> DriverResult<Buffer> {
         let bytes = SMALLEST_BYTES << class;
         let is_whole = bytes >= SLAB_BYTES;
@@ -262,12 +260,12 @@ impl Staging {
         Ok(buffer)
     }
 
-    /// Runs `wait`, and takes back what only a wait for all streams makes safe.
+    /// Runs `wait`, and makes stranded buffers idle if it covered all streams.
     pub(super) fn around_wait(
         &self,
         wait: impl FnOnce() -> DriverResult<Waited>,
     ) -> DriverResult<Waited> {
-        // Taken before the wait: what is stranded during it may not be covered by it.
+        // Taken before the wait, because the wait may not cover a buffer that is stranded during it.
         let stranded = std::mem::take(&mut self.state.lock().stranded);
         let outcome = wait();
         if !stranded.is_empty() {
@@ -282,7 +280,7 @@ impl Staging {
         outcome
     }
 
-    /// Frees what the cache holds beyond [`KEEP_BYTES`]. May wait for the device; the context is current.
+    /// Frees buffers beyond [`KEEP_BYTES`]. May wait for the device; the context is current.
     pub(super) fn trim(&self, context: &Context) {
         let excess = self.whole_bytes.load(Ordering::Relaxed).saturating_sub(KEEP_BYTES);
         if excess == 0 {
@@ -300,7 +298,7 @@ impl Staging {
                 }
             }
         }
-        // Outside the lock: another thread may be needed to let the device go on.
+        // Outside the lock: the device may need another thread's action before the free returns.
         for buffer in surplus {
             self.whole_bytes.fetch_sub(buffer.bytes, Ordering::Relaxed);
             free(context, &buffer);
@@ -335,7 +333,7 @@ impl State {
         self.idle[Buffer::class(buffer.bytes)].push(buffer);
     }
 
-    /// Takes back every buffer whose event has completed. Streams complete in order, so each is asked until "not yet".
+    /// Reclaims every buffer whose event has completed. A stream completes in order, so its scan stops at the first pending event.
     fn reclaim(&mut self, context: &Context) {
         let idle = &mut self.idle;
         self.in_flight.retain(|_, buffers| {
@@ -355,7 +353,7 @@ impl State {
     }
 }
 
-/// Frees a buffer that is not in use: its event, and its memory unless that is part of a slab.
+/// Frees an unused buffer: its event, and its memory unless that is part of a slab.
 fn free(context: &Context, buffer: &Buffer) {
     let calls = &context.api.calls;
     if !buffer.event.is_null() {

@@ -1,12 +1,12 @@
-//! The streams of one device, and waiting for all of them.
+//! The streams of one device, and a wait for all of them.
 //!
-//! `cuCtxSynchronize` breaks every capture that is open in the process, whatever the thread's mode. What the runtime needs is less: that
-//! everything queued on its own streams has completed. So the streams are known here, and a wait for all of them is an event on each that
-//! is not idle. No event can be recorded on a stream that is being captured, so it is left out, and the result reports that: work
-//! that was queued there before the capture began may still run.
+//! `cuCtxSynchronize` breaks every capture that is open in the process, in any capture mode. The runtime only needs the completion of the
+//! work on its own streams, so this list records an event on each stream that is not idle and waits for those events. No event can be
+//! recorded on a captured stream: it is left out, and the result reports that its earlier work may still run.
 //!
-//! Invariants: a stream is in the list from its creation until just before it is destroyed; work of a destroyed stream is stood for
-//! by an event, and where none could be had every later wait says that it left work out. No lock is held while the host waits. The context is current, and the capture mode relaxed, in every call.
+//! Invariants: a stream is in the list from its creation until just before its destruction. An event represents the pending work of a
+//! destroyed stream; if none could be recorded, every later wait reports [`Waited::ForSome`]. No lock is held while the host waits. In
+//! every call the context is current and the capture mode relaxed.
 
 use std::ptr;
 use std::sync::Arc;
@@ -18,7 +18,6 @@ use super::context::Context;
 use crate::sync::Mutex;
 use crate::{DriverResult, Waited};
 
-/// The streams of one device.
 #[derive(Default)]
 pub(super) struct Streams {
     state: Mutex<State>,
@@ -27,17 +26,17 @@ pub(super) struct Streams {
 #[derive(Default)]
 struct State {
     live: Vec<Stream>,
-    /// The last work of streams that were destroyed.
+    /// Events behind the last work of destroyed streams.
     departed: Vec<Arc<Event>>,
-    /// A stream was destroyed whose last work no event stands for.
+    /// A stream was destroyed with pending work behind which no event was recorded.
     has_untraced: bool,
 }
 
-/// The end of what is queued on a stream.
+/// The state of the work queued on a stream.
 enum Tail {
     Idle,
     Queued(Event),
-    /// It is being captured: no event can signal the completion of work that was queued before.
+    /// The stream is being captured: no event can signal the completion of earlier work.
     Captured,
 }
 
@@ -47,7 +46,7 @@ struct Stream(CUstream);
 // SAFETY: a stream handle is a name the driver accepts on every thread.
 unsafe impl Send for Stream {}
 
-/// An event that is destroyed with this, in a bound context.
+/// An event that is destroyed on drop, in a bound context.
 struct Event {
     event: CUevent,
     destroy: unsafe extern "C" fn(CUevent) -> u32,
@@ -59,7 +58,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Stands for everything queued on `stream`.
+    /// Records an event behind everything queued on `stream`, unless it is idle or captured.
     fn at_tail(context: &Context, stream: CUstream) -> DriverResult<Tail> {
         let calls = &context.api.calls;
         let mut status = abi::CAPTURE_NONE;
@@ -99,20 +98,20 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created by this, and no other thread has its handle. A pending record completes unobserved.
+        // SAFETY: this value created the event, and no other thread has its handle. A pending record completes unobserved.
         unsafe { (self.destroy)(self.event) };
     }
 }
 
 impl Streams {
-    /// A stream was created.
+    /// Adds a stream that was just created.
     pub(super) fn add(&self, stream: CUstream) {
         self.state.lock().live.push(Stream(stream));
     }
 
-    /// Before a stream is destroyed: its queued work still runs, and is waited for like the rest.
+    /// Removes a stream that is about to be destroyed. Its queued work still runs, and later waits include it.
     ///
-    /// Where no event can be had the stream is destroyed all the same, and no later wait is for all.
+    /// If no event can be recorded, every later wait returns [`Waited::ForSome`].
     pub(super) fn depart(&self, context: &Context, stream: CUstream) {
         let mut state = self.state.lock();
         state.live.retain(|live| live.0 != stream);
@@ -124,7 +123,7 @@ impl Streams {
         }
     }
 
-    /// Waits until everything queued so far has completed, but for what the answer says.
+    /// Waits until everything queued so far has completed, except what [`Waited::ForSome`] excludes.
     pub(super) fn synchronize(&self, context: &Context) -> DriverResult<Waited> {
         let (events, waited) = {
             let state = self.state.lock();
@@ -144,7 +143,7 @@ impl Streams {
         Ok(waited)
     }
 
-    /// Forgets everything. The context is current.
+    /// Drops all streams and events. The context is current.
     pub(super) fn tear_down(&self) {
         *self.state.lock() = State::default();
     }

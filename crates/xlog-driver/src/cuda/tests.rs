@@ -1,4 +1,4 @@
-//! The CUDA side against the fake driver: no GPU, no libcuda.
+//! Tests of the CUDA implementation with the fake driver: no GPU, no libcuda.
 
 mod beside_captures;
 mod capabilities;

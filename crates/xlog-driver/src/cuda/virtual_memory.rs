@@ -1,10 +1,10 @@
 //! Virtual memory management of the CUDA driver.
 //!
-//! Addresses are reserved apart from memory, and memory of this device is mapped onto them. New mappings have no access
-//! rights until `set_access` gives them to this device; no other device gets any.
+//! Addresses are reserved separately from memory, and this device's memory is mapped onto them. A new mapping has no access rights until
+//! `set_access` gives them to this device; no other device gets any.
 //!
-//! Invariant: the granularity is the same for every call and was read when the device was opened.
-//! It does not round sizes, and it does not know what is mapped where: that is the layer above.
+//! Invariant: the granularity was read when the device was opened and never changes. This file does not round sizes or track mappings: the
+//! layer above does.
 
 use cudarc::driver::sys::CUmemGenericAllocationHandle;
 
@@ -31,7 +31,7 @@ impl VirtualMemory for CudaDriver {
         let calls = self.virtual_memory_calls("reserve")?;
         let _bound = self.core.context.bind_relaxed("reserve")?;
         let mut address = 0;
-        // SAFETY: the out pointer is valid; no particular address is asked for, so nothing can be displaced.
+        // SAFETY: the out pointer is valid; no particular address is requested, so no mapping can be displaced.
         let code = unsafe { (calls.address_reserve)(&raw mut address, bytes, align, 0, 0) };
         self.core.context.check_allocation("cuMemAddressReserve", code, bytes as u64)?;
         Ok(address)

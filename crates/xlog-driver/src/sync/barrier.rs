@@ -1,17 +1,16 @@
-//! A barrier in two halves: free for the one who runs often, dear for the one who comes seldom.
+//! An asymmetric barrier: the frequent side needs only a compiler fence, the rare side calls `membarrier`.
 //!
-//! The light half only keeps the compiler from reordering; the heavy half makes every running thread of the process pass a full
-//! barrier (`membarrier`). Paired, they order like two full barriers. Where the system does not offer it, [`available`] says so and
-//! nobody may rely on the light half.
+//! The rare side makes every running thread of the process execute a full barrier. Paired, the two sides order like two full barriers. If
+//! the system has no `membarrier`, [`available`] is false and the frequent side orders nothing.
 
 use std::sync::atomic::compiler_fence;
 
 pub(super) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// Biases that one thread can be inside of at a time. One more is entered through its lock.
+/// The maximum number of biases that one thread can hold at a time. It enters a further one through its lock.
 pub(super) const ENTRY_SLOTS: usize = 8;
 
-/// Somebody must get on before this thread can.
+/// Spins, then yields, while another thread must make progress.
 pub(super) fn pause(turns: u32) {
     if turns < 64 { std::hint::spin_loop() } else { std::thread::yield_now() }
 }
@@ -21,7 +20,7 @@ pub(super) fn light() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// True when the two halves pair up on this system.
+/// True if the two sides pair on this system.
 #[cfg(target_os = "linux")]
 pub(super) fn available() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
@@ -33,13 +32,13 @@ pub(super) fn available() -> bool {
     })
 }
 
-/// The heavy half. It cannot fail once [`available`] has said yes.
+/// The rare side. It cannot fail once [`available`] has returned true.
 #[cfg(target_os = "linux")]
 pub(super) fn heavy() {
     use rustix::thread::{MembarrierCommand, membarrier};
     std::sync::atomic::fence(Ordering::SeqCst);
     if available() && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
-        // It was allowed once and no longer is: two threads could now be inside at once, and nobody would notice.
+        // The system revoked `membarrier`: two threads could now be inside unnoticed.
         std::process::abort();
     }
     std::sync::atomic::fence(Ordering::SeqCst);

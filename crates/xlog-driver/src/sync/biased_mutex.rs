@@ -1,12 +1,11 @@
-//! A mutex that costs the thread which mostly uses it no locked instruction.
+//! A biased mutex: the owner thread locks it without a locked instruction.
 //!
-//! It is an ordinary mutex until one thread has locked it several times in a row; from then on that thread enters by plain
-//! stores. The first other thread takes the bias away, which costs a barrier through all running threads, and the mutex is an
-//! ordinary one again until another row; each loss makes the next row longer, so threads that alternate do not pay for it.
-//! A visit ([`BiasedMutex::with_all`]) is no loss: an owner that had to wait for it goes on as the owner.
+//! After eight consecutive locks by one thread the mutex is biased to it, and that thread enters by plain stores. Another thread revokes
+//! the bias with a process-wide barrier. Each new bias doubles the number of consecutive locks required for the next, up to 4096.
+//! [`BiasedMutex::with_all`] revokes temporarily and restores the owners.
 //!
-//! It does not poison, and it does not tell a deterministic scheduler: nothing may be called inside that could hand over to
-//! another thread. Locking it again inside blocks for ever, as with any mutex.
+//! The mutex does not poison, and a deterministic scheduler does not see it: the body must not call anything that could switch threads.
+//! Locking it again inside blocks for ever, as with any mutex.
 
 use super::bias::{Bias, BiasedSection};
 use std::cell::UnsafeCell;
@@ -15,12 +14,12 @@ use std::ops::{Deref, DerefMut};
 
 use xlog_base::{Mutex, MutexGuard};
 
-/// Uses in a row after which a thread becomes the owner.
+/// Consecutive locks after which a thread becomes the owner.
 const BIAS_THRESHOLD: u32 = 8;
-/// The longest row. One barrier costs little beside as many uses.
+/// The upper bound of the threshold. One barrier is cheap compared with so many locks.
 const MAX_BIAS_THRESHOLD: u32 = 4096;
 
-/// Mutual exclusion, biased to the thread that uses it most.
+/// Mutual exclusion, biased to the thread that locks it most.
 pub struct BiasedMutex<T> {
     bias: Bias,
     slow: Mutex<ConsecutiveUses>,
@@ -34,19 +33,19 @@ struct ConsecutiveUses {
     threshold: u32,
 }
 
-// SAFETY: `value` is only touched by the thread that is inside the bias, or by the one that holds `slow` after it revoked the
-// bias; never by both, see `Bias`. So it moves between threads, which needs `Send`.
+// SAFETY: only the thread inside the bias touches `value`, or the thread that holds `slow` after revoking the bias; never both, see `Bias`.
+// So the value moves between threads, which needs `Send`.
 #[allow(unsafe_code)]
 unsafe impl<T: Send> Sync for BiasedMutex<T> {}
 
 impl<T> BiasedMutex<T> {
-    /// A mutex around `value`.
+    /// Makes a mutex around `value`.
     pub fn new(value: T) -> Self {
         let consecutive = ConsecutiveUses { thread: 0, length: 0, threshold: BIAS_THRESHOLD };
         Self { bias: Bias::default(), slow: Mutex::new(consecutive), value: UnsafeCell::new(value) }
     }
 
-    /// The value, if this thread is the owner and not inside already; otherwise take [`BiasedMutex::with`].
+    /// Enters if this thread is the owner and not inside already; otherwise use [`BiasedMutex::with`].
     #[inline(always)]
     pub fn enter(&self) -> Option<BiasedGuard<'_, T>> {
         let held = self.bias.enter()?;
@@ -66,7 +65,7 @@ impl<T> BiasedMutex<T> {
     #[inline(never)]
     fn with_lock<R>(&self, body: impl FnOnce(&mut T) -> R) -> R {
         let consecutive = self.slow.lock();
-        // A visitor kept the owner out and has given the bias back by now. While the lock is held no thread revokes it.
+        // A temporary revocation may have ended meanwhile. While the lock is held no thread revokes the bias.
         if let Some(mut value) = self.enter() {
             return body(&mut value);
         }
@@ -77,7 +76,7 @@ impl<T> BiasedMutex<T> {
         body(unsafe { &mut *self.value.get() })
     }
 
-    /// One more use by this thread through the lock; after enough in a row it owns the bias.
+    /// Counts a use through the lock. Biases the mutex to this thread after enough consecutive ones.
     #[cold]
     #[inline(never)]
     fn note_consecutive_use(&self, consecutive: &mut ConsecutiveUses) {
@@ -92,17 +91,17 @@ impl<T> BiasedMutex<T> {
         }
     }
 
-    /// Whether another thread is inside, so that a visit would wait. Only a hint.
+    /// True if another thread holds the mutex, so that `with_all` would wait. Only a hint.
     pub fn is_busy(&self) -> bool {
         self.slow.try_lock().is_none() || self.bias.is_entered()
     }
 
-    /// True when no other thread owns it: a visit disturbs nobody.
+    /// True if no other live thread owns the bias.
     pub fn is_local(&self) -> bool {
         !self.bias.is_of_another()
     }
 
-    /// Runs `body` with the values of all of `mutexes`, in the order given, which must be the same for all callers.
+    /// Runs `body` with the values of all `mutexes`. All callers must pass them in the same order.
     pub fn with_all<R>(mutexes: &[&Self], body: impl FnOnce(&mut [&mut T]) -> R) -> R {
         let locks: Vec<_> = mutexes.iter().map(|mutex| mutex.slow.lock()).collect();
         let owners = Bias::revoke_all(mutexes.iter().map(|mutex| &mutex.bias));
@@ -118,7 +117,7 @@ impl<T> BiasedMutex<T> {
             .collect();
         let result = body(&mut values);
         drop(values);
-        // It was a visit: the owners go on as before.
+        // The revocation was temporary: the owners keep their biases.
         for (mutex, owner) in mutexes.iter().zip(owners) {
             mutex.bias.restore(owner);
         }
@@ -127,7 +126,7 @@ impl<T> BiasedMutex<T> {
     }
 }
 
-/// This thread has the lock, and leaves it, also by a panic, when this is dropped.
+/// Holds the lock. Counts the use and unlocks when dropped, also by a panic.
 struct LockedGuard<'a, T> {
     mutex: &'a BiasedMutex<T>,
     consecutive: MutexGuard<'a, ConsecutiveUses>,
@@ -139,7 +138,7 @@ impl<T> Drop for LockedGuard<'_, T> {
     }
 }
 
-/// The owner has the value, until this is dropped.
+/// The owner's access to the value, until dropped.
 #[must_use]
 pub struct BiasedGuard<'a, T> {
     value: &'a UnsafeCell<T>,
@@ -152,7 +151,7 @@ impl<T> Deref for BiasedGuard<'_, T> {
     #[inline(always)]
     fn deref(&self) -> &T {
         #[allow(unsafe_code)]
-        // SAFETY: this thread owns the bias and is inside, and was not inside before; nobody else touches the value.
+        // SAFETY: this thread owns the bias and is inside, and was not inside before; no other thread touches the value.
         unsafe {
             &*self.value.get()
         }
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Two numbers that are equal whenever nobody is inside.
+    /// Two numbers that are equal whenever no thread is inside.
     #[derive(Default)]
     struct Twins(u64, u64);
 
@@ -292,7 +291,7 @@ mod tests {
                 let visit = |twins: &mut Twins| {
                     step(twins);
                     if round % 100 == 0 {
-                        // Long enough that the owner comes by and has to wait.
+                        // Long enough that the owner tries to enter and waits.
                         std::thread::sleep(std::time::Duration::from_millis(1));
                     }
                 };
@@ -305,7 +304,7 @@ mod tests {
             steps = owners.into_iter().map(|owner| owner.join().unwrap_or(0)).sum();
         });
         for mutex in &mutexes {
-            // A row that was lost would have made the next one longer.
+            // A lost bias would have doubled the threshold.
             assert!(
                 mutex.slow.lock().threshold <= 2 * BIAS_THRESHOLD,
                 "a visit has cost the owner its row"
@@ -315,7 +314,7 @@ mod tests {
         assert_eq!(found, steps + visits, "a step was lost");
     }
 
-    /// A mutex that a thread used until it owned it, if it could, and the owner's record.
+    /// A mutex that an ended thread locked until it owned it, if the system can bias, and the owner's record id.
     fn mutex_of_an_ended_thread() -> (BiasedMutex<u32>, u32) {
         let mutex = BiasedMutex::new(0_u32);
         let used = std::sync::Barrier::new(2);
@@ -323,11 +322,11 @@ mod tests {
             let owner = scope.spawn(|| {
                 (0..100).for_each(|_| mutex.with(|value| *value += 1));
                 used.wait();
-                // Alive, until the other thread has looked.
+                // Stays alive until the other thread has checked.
                 used.wait();
             });
             used.wait();
-            // Without a barrier through all threads no thread owns anything.
+            // On a system without the barrier no thread owns a bias.
             assert_eq!(mutex.is_local(), !mutex.bias.is_owned());
             used.wait();
             assert!(owner.join().is_ok());
@@ -338,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_a_thread_owned_that_has_ended_is_near_to_all() {
-        // A new thread of a test beside this one may take the record over before the mutex is looked at, and is then its owner.
+        // A thread of another test may take over the record before the check, and then owns the mutex.
         let is_near = || {
             let (mutex, owner) = mutex_of_an_ended_thread();
             super::super::threads::while_none_starts_or_ends(|free| {

@@ -1,10 +1,9 @@
-//! Locks: a mutex that a deterministic scheduler can see through, and a lock that costs its usual owner no locked instruction.
+//! Locks: a mutex that a deterministic scheduler controls, and a biased mutex.
 //!
-//! Under the seeded simulated device, host threads are logical: one runs at a time, and any driver call may hand over
-//! to another. A thread that holds a lock across a driver call could then be waited for by the only thread that runs.
-//! [`Mutex`] tells the scheduler instead of blocking, and lets it hand over before a lock is taken. Without a scheduler
-//! it is the standard mutex plus one load of a word that never changes. Poisoning is ignored: the data behind it is kept
-//! consistent by its owner.
+//! Under the seeded simulated device, host threads are logical: one runs at a time, and any driver call may switch to another. If a thread
+//! holds a lock across a driver call, the only running thread could block on that lock. [`Mutex`] calls the scheduler instead of blocking,
+//! and offers it a switch before each lock. Without a scheduler it costs one load more than the standard mutex. It does not poison: the
+//! owner of the data keeps it consistent.
 
 mod barrier;
 mod bias;
@@ -24,26 +23,26 @@ use std::rc::Rc;
 pub use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How a thread lets its scheduler choose who goes on.
+/// A callback by which a thread lets its scheduler choose the next thread to run.
 pub type Scheduler = Rc<dyn Fn(Turn)>;
 
-/// The messages of a thread to its scheduler.
+/// A thread's request to its scheduler.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Another thread may go on.
+    /// The scheduler may run another thread.
     May,
-    /// This thread cannot go on before another one has.
+    /// The scheduler must run another thread before this one can continue.
     Must,
 }
 
-/// Threads that run under a scheduler, in the whole process.
+/// The number of threads in the process that run under a scheduler.
 static SCHEDULED: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static SCHEDULER: RefCell<Option<Scheduler>> = const { RefCell::new(None) };
 }
 
-/// Runs `body` with `scheduler` called before this thread takes a [`Mutex`] and whenever it would block on one.
+/// Runs `body` with `scheduler` called before this thread locks a [`Mutex`] and whenever it would block on one.
 pub fn with_scheduler<T>(scheduler: Scheduler, body: impl FnOnce() -> T) -> T {
     struct Restore(Option<Scheduler>);
     impl Drop for Restore {
@@ -63,13 +62,13 @@ fn scheduler() -> Option<Scheduler> {
     SCHEDULER.with(|slot| slot.borrow().clone())
 }
 
-/// True when some thread of the process runs under a scheduler.
+/// True if any thread of the process runs under a scheduler.
 #[inline]
 pub fn is_scheduled() -> bool {
     SCHEDULED.load(Ordering::Relaxed) != 0
 }
 
-/// Lets the scheduler of this thread, if it has one, hand over to another thread.
+/// Offers a switch to this thread's scheduler, if it has one.
 #[inline]
 pub fn scheduling_point() {
     if SCHEDULED.load(Ordering::Relaxed) != 0
@@ -79,17 +78,17 @@ pub fn scheduling_point() {
     }
 }
 
-/// Mutual exclusion, visible to a deterministic scheduler.
+/// Mutual exclusion that a deterministic scheduler controls.
 #[derive(Default)]
 pub struct Mutex<T: ?Sized>(xlog_base::Mutex<T>);
 
 impl<T> Mutex<T> {
-    /// A mutex around `value`.
+    /// Makes a mutex around `value`.
     pub const fn new(value: T) -> Self {
         Self(xlog_base::Mutex::new(value))
     }
 
-    /// The value, without the mutex.
+    /// Takes the value out of the mutex.
     pub fn into_inner(self) -> T {
         self.0.into_inner()
     }
@@ -106,7 +105,7 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Locks if nobody holds it.
+    /// Locks if no thread holds it.
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.0.try_lock()
     }

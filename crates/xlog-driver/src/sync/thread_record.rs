@@ -1,33 +1,33 @@
-//! Where a thread announces the biases that it is inside of.
+//! The record in which a thread announces the biases that it holds.
 //!
-//! A [`ThreadRecord`] belongs to at most one live thread at a time, see `threads`. Only that thread stores to its slots; a thread that
-//! revokes a bias reads them. Each slot holds the address of one bias, like a hazard pointer.
+//! A [`ThreadRecord`] belongs to at most one live thread at a time, see `threads`. Only that thread stores to its slots; a revoking thread
+//! reads them. Each slot holds the address of one bias, like a hazard pointer.
 //!
 //! Invariants:
 //! - an address is in at most one slot of a record;
-//! - `nested` is the number of slots in use without the first. While that is 0 and the first slot is free, which is the common case,
-//!   the thread is inside of nothing.
+//! - `nested` counts the used slots other than the first. While it is 0 and the first slot is free (the common case), the thread is inside
+//!   no bias.
 
 use super::barrier::{AtomicBool, AtomicU32, AtomicUsize, ENTRY_SLOTS, Ordering};
 
-/// Marks a record that no thread owns anything by.
+/// The id of the record that owns no bias.
 pub(super) const NO_THREAD: u32 = u32::MAX;
 
-/// One thread as the owner of biases. On cache lines of its own: its thread stores there with every entry.
+/// One thread as an owner of biases. Aligned to its own cache lines, because its thread stores there on every entry.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadRecord {
-    /// Names the record as an owner; never 0.
+    /// Identifies the record as an owner; never 0.
     pub(super) id: u32,
-    /// Used by the record's thread only.
+    /// Used only by the record's thread.
     pub(super) nested: AtomicU32,
     /// Addresses of the biases that the thread is inside of or about to enter; 0 in a free slot.
     pub(super) slots: [AtomicUsize; ENTRY_SLOTS],
-    /// Whether a thread has the record.
+    /// True while a thread uses the record.
     pub(super) is_live: AtomicBool,
 }
 
-/// The thread has announced that it is inside of a bias, until this is dropped. Stays on its thread.
+/// Announces that the thread is inside a bias, until dropped. Not `Send`: it stays on its thread.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Announced {
@@ -36,7 +36,7 @@ pub(super) struct Announced {
 }
 
 impl ThreadRecord {
-    /// A record that no thread has yet.
+    /// A record that no thread uses yet.
     pub(super) fn new(id: u32) -> Self {
         Self {
             id,
@@ -46,23 +46,23 @@ impl ThreadRecord {
         }
     }
 
-    /// Announces that the thread is about to enter the bias at `address`. `None` if it is inside of that already, or of as many as
-    /// there are slots. Called by the record's thread.
+    /// Announces that the record's thread is about to enter the bias at `address`. `None` if it is inside that bias already, or no slot is
+    /// free.
     #[inline(always)]
     pub(super) fn announce(&'static self, address: usize) -> Option<Announced> {
         let slot = if self.is_outside() { &self.slots[0] } else { self.free_slot(address)? };
-        // Release: a thread that revokes the bias which the slot was used for before may read this instead of the 0 between them.
+        // Release: a thread that revokes the slot's previous bias may read this value instead of the 0 before it.
         slot.store(address, Ordering::Release);
         Some(Announced { record: self, slot })
     }
 
-    /// True when the thread is inside of nothing. Called by the record's thread.
+    /// True if the thread is inside no bias. Called by the record's thread.
     #[inline(always)]
     pub(super) fn is_outside(&self) -> bool {
         self.slots[0].load(Ordering::Relaxed) == 0 && self.nested.load(Ordering::Relaxed) == 0
     }
 
-    /// A slot for the bias at `address`, for a thread that is inside of others.
+    /// A slot for the bias at `address`, for a thread that is inside other biases.
     #[cold]
     #[inline(never)]
     fn free_slot(&'static self, address: usize) -> Option<&'static AtomicUsize> {
@@ -76,9 +76,9 @@ impl ThreadRecord {
         Some(free)
     }
 
-    /// True when the record's thread is inside of the bias at `address`, or about to enter it.
+    /// True if the record's thread is inside the bias at `address` or about to enter it.
     ///
-    /// Acquire: what the thread did inside is seen once it is out.
+    /// Acquire: sees what the thread did inside once it is out.
     pub(super) fn announces(&self, address: usize) -> bool {
         self.slots.iter().any(|slot| slot.load(Ordering::Acquire) == address)
     }

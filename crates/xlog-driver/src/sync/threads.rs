@@ -1,12 +1,11 @@
 //! The threads of the process: a number for logs, and the record by which a thread owns biases.
 //!
-//! Numbers are never used again. Records are: when a thread ends, the next new thread takes over its record, and with it the biases
-//! that the record owns. So there are never more records than threads lived at one time.
+//! Numbers are never reused. When a thread ends, the next new thread takes over its record and the biases that the record owns. So the
+//! number of records is at most the peak number of live threads.
 //!
-//! That a successor owns what it never claimed is sound. The end of the old thread and the start of the new one exclude each other by
-//! the registry's lock, so all that the old thread did inside happens-before all that the new one does. The old thread was inside of
-//! nothing when it gave the record back. To a revoking thread the two look like one thread: it reads the slots of the record, and its
-//! barrier passes through all running threads.
+//! Inheriting biases is sound. The registry's lock orders the old thread's end before the new thread's start, so all that the old thread
+//! did inside happens-before all that the new one does. The old thread was inside no bias when it returned the record. To a revoking thread
+//! the two are one thread: it reads the slots of the record, and its barrier reaches all running threads.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -19,16 +18,16 @@ use super::barrier::ENTRY_SLOTS;
 use super::thread_record::{NO_THREAD, ThreadRecord};
 
 const CHUNK: usize = 32;
-/// The maximum of records. A thread beyond it has none and owns nothing.
+/// The maximum number of records. A thread beyond it has none and owns no bias.
 const MAX_RECORDS: usize = 32 << 10;
 
-/// The records by id, made when a thread first needs them. They stay for ever, so that an id can be looked up without a lock.
+/// The records by id, allocated in chunks on first use. They are never freed, so an id can be looked up without a lock.
 static RECORDS: [OnceLock<Box<[ThreadRecord; CHUNK]>>; MAX_RECORDS / CHUNK] =
     [const { OnceLock::new() }; MAX_RECORDS / CHUNK];
 
 static REGISTRY: Mutex<Registry> = Mutex::new(Registry { free: BTreeSet::new(), next: 1 });
 
-/// Stands for a thread that has no record: not yet, or no more.
+/// Stands in for a thread without a record: not registered yet, or ended.
 static UNREGISTERED: ThreadRecord = ThreadRecord {
     id: NO_THREAD,
     nested: AtomicU32::new(0),
@@ -37,27 +36,27 @@ static UNREGISTERED: ThreadRecord = ThreadRecord {
 };
 
 struct Registry {
-    /// Ids of records that no thread has. The lowest is given out first, so that ids stay small.
+    /// Ids of unused records. The lowest is reused first, so that ids stay small.
     free: BTreeSet<u32>,
-    /// The lowest id that was never given out. 0 is in the place of an owner that does not exist.
+    /// The lowest id that was never used. 0 means no owner.
     next: u32,
 }
 
 thread_local! {
-    /// Without a destructor, so that it can be read to the very end.
+    /// Has no destructor, so that it can be read until the thread has ended.
     static CURRENT: Cell<&'static ThreadRecord> = const { Cell::new(&UNREGISTERED) };
     static NAME: Cell<u32> = const { Cell::new(0) };
     static END: End = const { End };
 }
 
-/// Gives the record back when its thread ends. What still runs on the thread after this has no record and no number.
+/// Returns the record when its thread ends. Code that still runs on the thread afterwards has no record and no number.
 struct End;
 
 impl Drop for End {
     fn drop(&mut self) {
         let record = CURRENT.replace(&UNREGISTERED);
         NAME.set(0);
-        // A thread that forgot to leave a bias keeps its record: a successor would be inside.
+        // A thread that ends inside a bias keeps its record; a successor would be inside too.
         if record.id != NO_THREAD && record.is_outside() {
             let mut registry = REGISTRY.lock();
             record.is_live.store(false, Ordering::Release);
@@ -66,7 +65,7 @@ impl Drop for End {
     }
 }
 
-/// A number for this thread that no other thread of the process has had; 0 when there is none.
+/// Returns a number that no other thread of the process has had; 0 if there is none.
 #[inline]
 pub fn thread_name() -> u32 {
     let name = NAME.get();
@@ -76,7 +75,7 @@ pub fn thread_name() -> u32 {
 #[cold]
 fn first_name() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(1);
-    // A thread that is about to end gets none.
+    // A thread that is ending gets none.
     if END.try_with(|_| ()).is_err() {
         return 0;
     }
@@ -85,21 +84,20 @@ fn first_name() -> u32 {
     NAME.get()
 }
 
-/// A small number for this thread, different from those of all threads that live now; 0 when there is none. A later thread has it again,
-/// and sees all that this one did before its end.
+/// Returns a small number that no other live thread has; 0 if there is none. A later thread may reuse it, and sees all that this one did.
 #[inline]
 pub fn thread_index() -> u32 {
     let id = CURRENT.get().id;
     if id != NO_THREAD { id } else { register().map_or(0, |record| record.id) }
 }
 
-/// The record of this thread; [`UNREGISTERED`] if it has none yet.
+/// The record of this thread; [`UNREGISTERED`] before its registration.
 #[inline(always)]
 pub(super) fn current() -> &'static ThreadRecord {
     CURRENT.get()
 }
 
-/// The record of this thread, taken if it has none. `None` for a thread that is about to end, and beyond [`MAX_RECORDS`].
+/// The record of this thread, registered if necessary. `None` for an ending thread and beyond [`MAX_RECORDS`].
 pub(super) fn current_or_new() -> Option<&'static ThreadRecord> {
     let current = CURRENT.get();
     if current.id != NO_THREAD { Some(current) } else { register() }
@@ -107,7 +105,7 @@ pub(super) fn current_or_new() -> Option<&'static ThreadRecord> {
 
 #[cold]
 fn register() -> Option<&'static ThreadRecord> {
-    // A thread whose end would not be noticed gets no record.
+    // Without a destructor run the record would never be returned.
     END.try_with(|_| ()).ok()?;
     let mut registry = REGISTRY.lock();
     let id = match registry.free.pop_first() {
@@ -129,12 +127,12 @@ fn register() -> Option<&'static ThreadRecord> {
     Some(record)
 }
 
-/// The record of this id, if a thread ever had it.
+/// The record of `id`, if its chunk was allocated.
 pub(super) fn record(id: u32) -> Option<&'static ThreadRecord> {
     RECORDS.get(id as usize / CHUNK)?.get()?.get(id as usize % CHUNK)
 }
 
-/// Runs `look` with the ids of the records that no thread has, while no thread takes one or gives one back.
+/// Runs `look` with the ids of unused records, while no thread registers or ends.
 #[cfg(test)]
 pub(super) fn while_none_starts_or_ends<R>(look: impl FnOnce(&BTreeSet<u32>) -> R) -> R {
     look(&REGISTRY.lock().free)
@@ -203,7 +201,7 @@ mod tests {
         struct Last;
         impl Drop for Last {
             fn drop(&mut self) {
-                // Whether END was dropped before depends on the system; both answers must be consistent.
+                // Whether END was dropped before depends on the system; both results must be consistent.
                 if let Ok(Some(report)) = LATE.try_with(Cell::take) {
                     let _ = report.send((thread_index(), thread_name()));
                 }

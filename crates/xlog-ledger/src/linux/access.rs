@@ -1,8 +1,8 @@
 //! The permitted owners and modes of a ledger and its directory.
 //!
-//! A private ledger is its user's alone. A shared one belongs to a group, whose members trust each other and of whom
-//! any may have made the file. Permission to read is not refused: a reader could hold a lock and so delay the users, but
-//! not falsify what they count. Nothing here touches a file.
+//! A private ledger belongs to one user. A shared ledger belongs to a group whose members trust each other, and any member may have created
+//! the file. Read permission is not restricted: a reader could delay users by holding a lock, but not falsify their counts. This file
+//! performs no input or output.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +11,7 @@ use std::path::Path;
 use crate::config::Sharing;
 use crate::error::{LedgerError, LedgerResult};
 
-/// The rules for owners and modes.
+/// The sharing mode and the expected owners.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
     pub(super) sharing: Sharing,
@@ -19,7 +19,7 @@ pub(super) struct Access {
     pub(super) group: u32,
 }
 
-/// The facts of a file that the checks need.
+/// The owners and the mode of a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
     user: u32,
@@ -33,7 +33,7 @@ impl From<&Metadata> for Facts {
     }
 }
 
-/// Checks a directory and answers the group of its files.
+/// Checks a directory and returns the group of its files.
 pub(super) fn check_directory(
     path: &Path,
     facts: Facts,
@@ -55,7 +55,7 @@ pub(super) fn check_directory(
     }
 }
 
-/// Checks a file that is to be written.
+/// Checks a file that is opened for writing.
 pub(super) fn check_file(path: &Path, facts: Facts, access: Access) -> LedgerResult<()> {
     let needed = match access.sharing {
         Sharing::Private => {

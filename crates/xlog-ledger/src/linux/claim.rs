@@ -1,11 +1,11 @@
-//! Which file living processes count in, known without the file: so that a ledger which lost its name does not become two.
+//! Claims, which identify the file that living processes use, so that a ledger that lost its name is not replaced by a second account.
 //!
-//! Each opener holds *claims*: shared locks of single bytes on directories, the *anchors*. The offset of a claim names an account (high half)
-//! and the inode that is counted in (low half). A claim on the same account with another inode means that joining here would make a
-//! second account, so it is refused. The kernel drops the claims of the dead.
+//! Each opener holds claims: shared locks of single bytes on directories, the *anchors*. The offset of a claim identifies an account (high
+//! half) and the inode of its file (low half). If a process claims the account with another inode, joining here would create a second
+//! account, so it is refused. The kernel drops the claims of dead processes.
 //!
-//! Anchors are the ledger's directory, which containers share with the file, and the root directory, which stays when a directory moves.
-//! An opener claims first and checks second; of two that race for different files at least one sees the other.
+//! The anchors are the ledger's directory, which containers share with the file, and the root directory, which stays when a directory
+//! moves. An opener claims first and checks second, so of two that race for different files at least one sees the other.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -19,7 +19,7 @@ use crate::error::LedgerResult;
 use crate::format::checksum;
 use crate::key::DeviceKey;
 
-/// The file that a path or descriptor names.
+/// The identity of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Inode {
     device: u64,
@@ -27,12 +27,12 @@ pub(super) struct Inode {
 }
 
 impl Inode {
-    /// The file that is open.
+    /// The identity of an open file.
     pub(super) fn of_file(file: &File) -> io::Result<Self> {
         file.metadata().map(|facts| Self { device: facts.dev(), number: facts.ino() })
     }
 
-    /// The file that the path names; links are not followed.
+    /// The identity of the file at `path`, without following links.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         fs::symlink_metadata(path).map(|facts| Self { device: facts.dev(), number: facts.ino() })
     }
@@ -46,16 +46,16 @@ impl Inode {
     }
 }
 
-/// The anchors of one ledger, open, and the accounts that are claimed there.
+/// The open anchors of one ledger, and the claimed accounts.
 #[derive(Debug)]
 pub(super) struct Claims {
     anchors: Vec<(PathBuf, File)>,
-    /// The high halves of the offsets, in place.
+    /// The high halves of the offsets, already shifted.
     accounts: Vec<u64>,
 }
 
 impl Claims {
-    /// Opens the anchors of a ledger. `is_default`: it lies in the user's default directory, of which there should be one.
+    /// Opens the anchors of a ledger. `is_default` means that it lies in the user's default directory, which should be unique.
     pub(super) fn open(path: &Path, key: &DeviceKey, is_default: bool) -> LedgerResult<Self> {
         let directory = path.parent().unwrap_or(Path::new("/"));
         let resolved = resolve(directory);
@@ -65,7 +65,7 @@ impl Claims {
             accounts.push(account(format!("default {} {key}", effective_user()).as_bytes()));
         }
         let mut anchors = Vec::new();
-        // Where the root directory may not be read, the ledger's own has to do.
+        // If the root directory is not readable, the ledger's directory is the only anchor.
         for (place, is_needed) in [(directory, true), (Path::new("/"), false)] {
             let opened = OpenOptions::new()
                 .read(true)
@@ -93,14 +93,14 @@ impl Claims {
         .map(|_| ())
     }
 
-    /// Lets the accounts go. Best effort: closing the anchors does the same.
+    /// Releases the claims. Best effort: closing the anchors releases them too.
     pub(super) fn release(&self, inode: Inode) {
         let _ = self.each(|anchor, account| {
             unlock(anchor, offset(account | inode.offset())).map(|()| false)
         });
     }
 
-    /// Whether a living process claims one of the accounts for another file than this one; for any file, without one.
+    /// True if a living process claims one of the accounts for a file other than `inode`, or for any file if that is `None`.
     pub(super) fn is_held_for_another(&self, inode: Option<Inode>) -> LedgerResult<bool> {
         let all = 1 << 32;
         self.each(|anchor, account| match inode.map(Inode::offset) {
@@ -115,7 +115,7 @@ impl Claims {
         self.anchors.iter().map(|(_, anchor)| anchor)
     }
 
-    /// True as soon as one answer is.
+    /// True if `ask` returns true for any anchor and account.
     fn each(&self, ask: impl Fn(&File, u64) -> io::Result<bool>) -> LedgerResult<bool> {
         for (path, anchor) in &self.anchors {
             for account in &self.accounts {
@@ -128,7 +128,7 @@ impl Claims {
     }
 }
 
-/// The high half of a claim's offset, which has to stay positive as a signed number.
+/// The high half of a claim's offset, which must stay positive as a signed number.
 fn account(name: &[u8]) -> u64 {
     checksum(name) >> 33 << 32
 }
@@ -137,7 +137,7 @@ fn offset(claim: u64) -> usize {
     claim as usize
 }
 
-/// The directory without links; as it was given, where it is missing.
+/// The directory with links resolved as far as it exists.
 fn resolve(directory: &Path) -> PathBuf {
     fs::canonicalize(directory).unwrap_or_else(|_| {
         let parent = directory.parent().and_then(|parent| fs::canonicalize(parent).ok());

@@ -1,9 +1,8 @@
-//! Which file is opened, and which is believed.
+//! Opening, validating and creating ledger files.
 //!
-//! A file appears under its name whole or not at all: it is written under another name and then linked, which
-//! never replaces, and only while no living process counts in another (see `claim`). An existing file is never repaired and never
-//! overwritten. Links are not followed, and neither
-//! the directory nor the file may be writable by more people than the configuration says.
+//! A file appears under its name complete or not at all: it is written under another name and then linked. Linking never replaces a file,
+//! and happens only while no living process uses another file (see `claim`). An existing file is never repaired or overwritten. Links are
+//! not followed, and neither the directory nor the file may be writable by more users than the configuration allows.
 
 use std::fs::{self, DirBuilder, File, FileType, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -25,14 +24,13 @@ use crate::key::DeviceKey;
 use crate::snapshot::LedgerFile;
 
 const SUFFIX: &str = ".ledger";
-/// How often opening and creating take turns: each turn lost is another process that removed or created the file.
+/// The maximum attempts to open or create; each failed one means that another process removed or created the file.
 const ATTEMPTS: usize = 16;
-/// Times the number of the attempt: what is waited for is a few system calls of another opener.
+/// Multiplied by the attempt's number. The expected wait is a few system calls of another opener.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
-/// A file that was being written so long ago was left by a killed process.
+/// The age after which a draft counts as left by a killed process.
 const ABANDONED: Duration = Duration::from_secs(60);
 
-/// A file that passed every check.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) file: File,
@@ -40,17 +38,17 @@ pub(super) struct OpenFile {
     pub(super) header: Header,
     pub(super) created: bool,
     pub(super) inode: Inode,
-    /// Held.
+    /// The claims, which are held.
     pub(super) claims: Claims,
 }
 
-/// Opens the ledger of `config`, after creating it if it is missing and a limit is given.
+/// Opens the ledger of `config`. Creates it if it is missing and there is a limit.
 pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
     let Place { directory, path, is_default } = Place::of(config)?;
     let mut created = false;
     let mut displaced = false;
     for attempt in 0..ATTEMPTS {
-        // Each time anew: the directory may go meanwhile.
+        // Prepared in each attempt, because the directory may be removed meanwhile.
         let group = prepare_directory(&directory, config, is_default)?;
         let claims = Claims::open(&path, &config.key, is_default)?;
         let Some(group) = group else { return Err(missing(path, &claims)) };
@@ -76,7 +74,7 @@ pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
             }
             Err(error) => return Err(error),
         }
-        // Another opener may just be finding out that its file has lost its name. The own claims go first.
+        // Drops the own claims first: another opener may be checking whether its file was displaced.
         drop(claims);
         std::thread::sleep(FIRST_PAUSE * (attempt as u32));
     }
@@ -87,13 +85,13 @@ pub(super) fn open_or_create(config: &LedgerConfig) -> LedgerResult<OpenFile> {
     Err(LedgerError::Io { path, call: "create", source })
 }
 
-/// Goes through the creation of a ledger that is missing, up to its name, and leaves nothing behind.
+/// Performs every step of creating a missing ledger except linking its final name, and removes all traces.
 pub(super) fn rehearse_creation(config: &LedgerConfig) -> LedgerResult<()> {
     let place = Place::of(config)?;
     let present = place.directory.ancestors().find(|place| fs::symlink_metadata(place).is_ok());
     let outcome = rehearse_at(&place, config);
     let made = place.directory.ancestors().take_while(|place| Some(*place) != present);
-    // Only what is empty goes: another process may have begun to use it.
+    // Removes only empty directories, because another process may use one by now.
     made.map(fs::remove_dir).take_while(Result::is_ok).for_each(drop);
     outcome
 }
@@ -118,7 +116,7 @@ fn rehearse_at(place: &Place, config: &LedgerConfig) -> LedgerResult<()> {
     written
 }
 
-/// Where the ledger of a configuration is.
+/// The location of a configuration's ledger.
 struct Place {
     directory: PathBuf,
     path: PathBuf,
@@ -137,7 +135,7 @@ fn is_default(directory: &Path) -> bool {
     LedgerConfig::default_directory().is_ok_and(|default| default == directory)
 }
 
-/// Whether a path that names no file is a ledger that was displaced or none at all.
+/// The error for a missing file: displaced if living processes use another file, else missing.
 fn missing(path: PathBuf, claims: &Claims) -> LedgerError {
     match claims.is_held_for_another(None) {
         Ok(false) => LedgerError::Missing { path },
@@ -146,7 +144,7 @@ fn missing(path: PathBuf, claims: &Claims) -> LedgerError {
     }
 }
 
-/// Opens a file for reading: any owner, never written.
+/// Opens a file of any owner for reading.
 pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing_for_reading(path)),
@@ -173,7 +171,7 @@ fn missing_for_reading(path: &Path) -> LedgerError {
     }
 }
 
-/// The ledgers of a directory, by name. A directory that does not exist has none.
+/// Returns the ledgers of a directory, sorted by key. A missing directory has none.
 pub fn list(directory: &Path) -> LedgerResult<Vec<LedgerFile>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -194,9 +192,9 @@ pub fn list(directory: &Path) -> LedgerResult<Vec<LedgerFile>> {
     Ok(found)
 }
 
-/// Makes sure of the directory and answers the group of its files; `None` if it is missing and nothing is created.
+/// Creates the directory if there is a limit, and returns the group of its files; `None` if it is missing.
 ///
-/// Of the default directory all components are created, of another one only the last.
+/// In the default directory's path all components are created, in another path only the last.
 fn prepare_directory(
     directory: &Path,
     config: &LedgerConfig,
@@ -237,7 +235,7 @@ fn share_directory(directory: &Path, sharing: Sharing) -> LedgerResult<()> {
         .map_err(|error| failed(directory, "chmod", error))
 }
 
-/// Checks before the open, so that nothing strange is opened, and again on what was opened.
+/// Checks the path before the open, so that no special file is opened, and the descriptor afterwards.
 fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(File, Header)> {
     let metadata = fs::symlink_metadata(path).map_err(|error| missing_or(path, "stat", error))?;
     expect_file(path, metadata.file_type())?;
@@ -272,7 +270,7 @@ fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(
     Ok((file, header))
 }
 
-/// Reads the header. Another process may upgrade the file meanwhile, so an error counts only if a second look sees the same.
+/// Reads the header. Another process may upgrade the file meanwhile, so an error counts only if a second read gives the same bytes.
 pub(super) fn read_header(path: &Path, file: &File) -> LedgerResult<Header> {
     let look = || {
         let bytes = read_start(file, HEADER_SIZE).map_err(|error| failed(path, "read", error))?;
@@ -295,7 +293,7 @@ pub(super) fn read_header(path: &Path, file: &File) -> LedgerResult<Header> {
     }
 }
 
-/// The first `length` bytes of a file, or fewer if it has fewer.
+/// Reads the first `length` bytes of a file, or fewer if the file is shorter.
 pub(super) fn read_start(file: &File, length: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; length];
     let mut filled = 0;
@@ -311,14 +309,14 @@ pub(super) fn read_start(file: &File, length: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a new file and links it to its name. `false` if another process was first.
+/// Writes a new file and links it to its name. Returns false if another process was faster or interfered; the caller retries.
 fn create(directory: &Path, path: &Path, config: &LedgerConfig, group: u32) -> LedgerResult<bool> {
     let Some(limit) = config.limit else { return Ok(false) };
     let content = new_file(&config.key, config.slots, check_limit(limit)?);
     sweep(directory, &config.key);
     let draft = directory.join(draft_name(&config.key));
     let written = match write_draft(&draft, &content, config.sharing, group) {
-        // The directory went: the next attempt makes it again.
+        // The directory was removed; the next attempt creates it again.
         Err(LedgerError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => {
             return Ok(false);
         }
@@ -326,18 +324,18 @@ fn create(directory: &Path, path: &Path, config: &LedgerConfig, group: u32) -> L
     };
     let linked = written.and_then(|()| match fs::hard_link(&draft, path) {
         Ok(()) => Ok(true),
-        // The draft was swept, or the name is taken: the next attempt sees which.
+        // The draft was swept or the name is taken; the next attempt finds out.
         Err(error) if matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotFound) => {
             Ok(false)
         }
         Err(error) => Err(failed(path, "link", error)),
     });
-    // Best effort: what stays behind is swept by a later creator.
+    // Best effort: a later creator sweeps a remaining draft.
     let _ = fs::remove_file(&draft);
     linked
 }
 
-/// Writes every byte: a hole would be a page that a full file system cannot supply later.
+/// Writes every byte, because a full file system could not fill a hole later.
 fn write_draft(draft: &Path, content: &[u8], sharing: Sharing, group: u32) -> LedgerResult<()> {
     let mut file = OpenOptions::new()
         .write(true)
@@ -368,7 +366,7 @@ fn draft_name(key: &DeviceKey) -> String {
     format!("{}{}.{count}.{clock:x}.tmp", draft_prefix(key), std::process::id())
 }
 
-/// Removes what killed creators left. Best effort: a leftover is never opened, it only takes room.
+/// Removes drafts of killed creators. Best effort: a draft is never opened and only takes space.
 fn sweep(directory: &Path, key: &DeviceKey) {
     let prefix = draft_prefix(key);
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -402,7 +400,7 @@ fn kind_of(kind: FileType) -> &'static str {
     }
 }
 
-/// Nothing is there, also where a component of the path is no directory.
+/// True if the path or one of its components does not exist.
 pub(super) fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

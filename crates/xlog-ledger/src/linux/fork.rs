@@ -1,10 +1,11 @@
 //! Keeps the descriptors and mappings of a ledger from forked children.
 //!
-//! The kernel keeps the locks of an open file description until its last descriptor and mapping are gone, also those of a forked child.
-//! So the child replaces each of them before `fork` returns there, by something harmless of the same number and address: what the parent's
-//! objects own stays valid to use and to release. A child made by the bare system call, past the C library, is not seen.
+//! The kernel keeps the locks of an open file description until its last descriptor and mapping are closed, including those of a forked
+//! child. So a child replaces each of them, at the same number and address, before `fork` returns there. The parent's objects then stay
+//! valid to use and drop in the child. A child created by the raw system call instead of the C library is not detected.
 //!
-//! The table is locked while a ledger is opened and while the process forks, so a child never inherits what is not in the table yet.
+//! The table is locked while a ledger is opened and while the process forks, so a child never inherits an unregistered descriptor or
+//! mapping.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -15,7 +16,6 @@ use std::sync::OnceLock;
 
 use xlog_base::{Mutex, MutexGuard};
 
-/// One ledger's descriptors and mapping.
 #[derive(Debug)]
 struct Inherited {
     number: u64,
@@ -31,15 +31,15 @@ pub(super) struct Table {
 }
 
 static TABLE: Mutex<Table> = Mutex::new(Table { entries: Vec::new(), made: 0 });
-/// Takes the place of a ledger's descriptors in a child. An event counter needs no file system.
+/// Replaces a ledger's descriptors in a child. An event counter needs no file system.
 static SUBSTITUTE: OnceLock<OwnedFd> = OnceLock::new();
 
 thread_local! {
-    /// Held by the forking thread while it forks.
+    /// The table's lock, held by the forking thread during the fork.
     static FORKING: RefCell<Option<MutexGuard<'static, Table>>> = const { RefCell::new(None) };
 }
 
-/// Locks the table. Descriptors and mappings that are made before it is unlocked cannot be inherited unregistered.
+/// Locks the table. Nothing created before it is unlocked can be inherited unregistered.
 pub(super) fn lock_table() -> io::Result<MutexGuard<'static, Table>> {
     let mut table = TABLE.lock();
     if SUBSTITUTE.get().is_none() {
@@ -55,9 +55,9 @@ impl Table {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, owned by nothing else.
+        // SAFETY: the descriptor was just created and has no other owner.
         let substitute = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // SAFETY: the functions are there as long as this library; the C library forgets them if it is unloaded.
+        // SAFETY: the functions live as long as this library; the C library forgets them if it is unloaded.
         let status = unsafe {
             libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_forked_child))
         };
@@ -69,7 +69,7 @@ impl Table {
         Ok(())
     }
 
-    /// Registers what one ledger has open.
+    /// Registers the descriptors and the mapping of one ledger.
     pub(super) fn register<'a>(
         &mut self,
         files: impl IntoIterator<Item = &'a File>,
@@ -83,7 +83,7 @@ impl Table {
     }
 }
 
-/// Ends with the ledger, before its descriptors are closed.
+/// Dropped with the ledger, before its descriptors are closed.
 #[derive(Debug)]
 pub(super) struct Registration {
     number: u64,
@@ -98,7 +98,7 @@ impl Drop for Registration {
 
 extern "C" fn before_fork() {
     let table = TABLE.lock();
-    // Without the slot, in a thread that is ending, the table is unlocked again and a ledger that is just being opened may be inherited.
+    // In an ending thread without the slot, the table is unlocked at once, and a ledger that is being opened may be inherited.
     let _ =
         FORKING.try_with(|forking| forking.try_borrow_mut().map(|mut slot| *slot = Some(table)));
 }
@@ -107,7 +107,7 @@ extern "C" fn after_fork() {
     let _ = FORKING.try_with(|forking| forking.try_borrow_mut().map(|mut slot| *slot = None));
 }
 
-/// Makes system calls only: other threads of the parent may have held the allocator.
+/// Makes only system calls, because other threads of the parent may have held the allocator's lock.
 extern "C" fn in_forked_child() {
     let _ = FORKING.try_with(|forking| {
         let Ok(mut slot) = forking.try_borrow_mut() else { return };
@@ -121,13 +121,13 @@ extern "C" fn in_forked_child() {
 impl Inherited {
     fn replace(&self, substitute: RawFd) {
         for descriptor in &self.descriptors {
-            // SAFETY: the number belongs to a file of a registered ledger, which in this process nothing has used yet.
+            // SAFETY: the number belongs to a file of a registered ledger, which this process has not used yet.
             unsafe { libc::dup3(substitute, *descriptor, libc::O_CLOEXEC) };
         }
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         let start = std::ptr::without_provenance_mut(self.mapped.start);
-        // SAFETY: exactly the range of a registered ledger's mapping is replaced by zeroes, which are valid atomics.
+        // SAFETY: exactly the range of a registered ledger's mapping is replaced, by zeroes, which are valid atomics.
         unsafe { libc::mmap(start, self.mapped.len(), protection, flags, -1, 0) };
     }
 }

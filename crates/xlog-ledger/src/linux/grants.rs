@@ -1,9 +1,9 @@
-//! Decisions under the file lock: the grants of processes out of what is free.
+//! Decisions under the file lock: grants to processes from the free bytes.
 //!
-//! While the lock is held no other slot's total (used + granted) can grow: it only shrinks, by its owner's gives and by
-//! what is taken back here. So a sum that was read twice and did not change was true at one moment, and a
-//! refusal that rests on it, with no grant left to take back, is true. A kill at any point leaves each word as it
-//! was or as it will be, and never a sum above the limit: bytes leave one slot's word before they enter another's.
+//! While the lock is held, no other slot's total (used + granted) can grow; it shrinks by its owner's gives and by recalls here. So a sum
+//! that two readings agree on was true at one instant, and a refusal based on it without remaining grants is never spurious. A kill at any
+//! point leaves each word either before or after a change. The sum never exceeds the limit, because bytes leave one word before they enter
+//! another.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -18,35 +18,35 @@ use crate::format::{UNIT, pack_limit, slot_offset, units_of};
 use crate::snapshot::Reclaimed;
 use crate::word::{Word, slack};
 
-/// How often the others are read before a sum that keeps shrinking is given up on.
+/// The maximum number of readings of a sum that keeps shrinking.
 const READINGS: usize = 64;
 
-/// A request and what bounds it, in units.
+/// A request and its bounds, in units.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     units: u32,
     /// The limit of the device.
     limit: u32,
-    /// The limit of the own slot.
+    /// The limit of this opener's slot.
     quota: u32,
 }
 
 /// The other slots, in units.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Others {
-    /// Used and granted, and at least the guaranteed shares.
+    /// Used and granted units, counting each slot as at least its guaranteed share.
     total: u64,
-    /// Granted and not used.
+    /// Units granted and not used.
     granted: u64,
-    /// Slots that hold anything.
+    /// The number of slots that hold units.
     openers: u64,
 }
 
 impl Ledger {
-    /// Sets the limit of the device for all, in bytes, rounded down to [`UNIT`].
+    /// Sets the device's limit in bytes, rounded down to [`UNIT`].
     ///
-    /// Lowered below what is used, it takes back every unused grant and refuses requests until enough was given. It cannot be lowered
-    /// below the sum of the guaranteed shares.
+    /// A limit below current use recalls every unused grant and refuses requests until enough was released. The limit cannot be below the
+    /// sum of the guaranteed shares.
     pub fn set_limit(&self, bytes: u64) -> LedgerResult<()> {
         let units = check_limit(bytes)?;
         let _lock = self.lock()?;
@@ -61,7 +61,7 @@ impl Ledger {
         }
         let header = self.mapping.header();
         let own = Word::unpack(self.slot_cell()?.word.load(Ordering::SeqCst)).total();
-        // Counted before the limit changes: no total grows while the lock is held.
+        // Summed before the limit changes: no total grows while the lock is held.
         let short = self.others().total + own > u64::from(units);
         if short {
             header.pressure.store(1, Ordering::SeqCst);
@@ -75,13 +75,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// Frees the slots of dead processes now. Every request that would be refused does this first.
+    /// Releases the slots of dead processes now. Every request that would be refused does this first.
     pub fn reclaim_dead(&self) -> LedgerResult<Reclaimed> {
         let _lock = self.lock()?;
         self.reclaim()
     }
 
-    /// A request that the own grant does not cover.
+    /// Serves a request that this opener's grant does not cover.
     #[cold]
     pub(super) fn take_shared(&self, slot: &SlotCell, bytes: u64) -> LedgerResult<()> {
         let limit = self.limit_units()?;
@@ -93,7 +93,7 @@ impl Ledger {
             return Err(self.full(slot, bytes, self.others(), limit));
         };
         let _lock = self.lock()?;
-        // Read again: they change only under the lock.
+        // Read again under the lock, which guards their changes.
         let limit = self.limit_units()?;
         let quota = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
         let request = Request { units, limit, quota };
@@ -106,7 +106,7 @@ impl Ledger {
         if self.grow(slot, request, others) {
             return Ok(());
         }
-        // Pressure on others cannot help.
+        // Pressure on others cannot satisfy a quota.
         if let Some(refusal) = self.over_quota(slot, bytes, quota) {
             return Err(refusal);
         }
@@ -126,12 +126,12 @@ impl Ledger {
         Err(self.full(slot, bytes, others, limit))
     }
 
-    /// Takes `units` into use if they fit beside the others, with some slack. The caller holds the file lock.
+    /// Charges `units` if they fit beside the others, and grants some slack. The caller holds the file lock.
     fn grow(&self, slot: &SlotCell, request: Request, others: Others) -> bool {
         let pressure = &self.mapping.header().pressure;
         let Request { units, quota, .. } = request;
         let limit = u64::from(request.limit);
-        // Below this much free, a ledger under pressure stays under pressure.
+        // With less than this free, a ledger under pressure stays under pressure.
         let relief = limit / 8;
         let pressed = pressure.load(Ordering::SeqCst) != 0;
         let granted = replace(slot, |word| {
@@ -145,7 +145,7 @@ impl Ledger {
         });
         let Some(word) = granted else { return false };
         note_peak(slot, word);
-        // As others see it: a share that others still hold in part keeps the pressure up.
+        // Counts the guaranteed share as others do: pressure stays while others hold part of it.
         let own = self.reserved_by(self.own, u64::from(word.used));
         if pressed && limit.saturating_sub(others.total + own) >= relief {
             pressure.store(0, Ordering::SeqCst);
@@ -168,7 +168,7 @@ impl Ledger {
         others
     }
 
-    /// Takes back what the others were granted and do not use. The caller holds the file lock.
+    /// Recalls the unused grants of the others. The caller holds the file lock.
     fn recall_grants(&self) {
         for (index, slot) in self.mapping.slots().iter().enumerate() {
             if index != self.own {
@@ -177,7 +177,7 @@ impl Ledger {
         }
     }
 
-    /// Empties the slots whose liveness lock can be had. The caller holds the file lock, so none is claimed meanwhile.
+    /// Empties the slots of dead owners, whose liveness locks are free. The caller holds the file lock, so no slot is claimed meanwhile.
     pub(super) fn reclaim(&self) -> LedgerResult<Reclaimed> {
         let mut reclaimed = Reclaimed::default();
         for (index, slot) in self.mapping.slots().iter().enumerate() {

@@ -1,8 +1,8 @@
-//! One opening of a ledger: its slot, and the path that needs neither lock nor system call.
+//! One opening of a ledger: its slot, and the fast path without lock or system call.
 //!
-//! Only the owner raises what its slot uses. Under the file lock another opener may take away the *unused* grant of a
-//! living slot, and everything of a dead one. All changes of a word are compare-and-swap, so neither is ever lost.
-//! A ledger is of the process that opened it: a forked child is refused and leaves its parent's slot alone.
+//! Only the owner increases what its slot uses. Under the file lock another opener may recall the unused grant of a living slot, or empty a
+//! dead slot. All changes of a word are compare-and-swap, so none is lost. A ledger belongs to the process that opened it: it refuses a
+//! forked child and keeps the parent's slot.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -31,20 +31,20 @@ use crate::snapshot::Snapshot;
 use crate::tags;
 use crate::word::{Keep, Word};
 
-/// How often a file that was upgraded while it was opened is opened again.
+/// The maximum number of retries if the file is upgraded during the open.
 const UPGRADES: usize = 4;
-/// How long leaving waits for the own threads.
+/// How long `leave` waits for this process's threads.
 const LEAVE_DEADLINE: Duration = Duration::from_millis(100);
-/// How long leaving waits for the own listener to return memory.
+/// How long `leave` waits for this process's listener to return memory.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(2);
 
-/// A process's part in the ledger of a device. Dropping it gives everything back.
+/// One process's membership in the ledger of a device. Dropping it releases everything.
 ///
-/// Threads share one through a reference. Two openings in one process are two openers with a slot each.
+/// Threads share one by reference. Two openings in one process are two openers with a slot each.
 #[must_use = "the slot is given back when the ledger is dropped"]
 #[derive(Debug)]
 pub struct Ledger {
-    /// Dropped before what it registers.
+    /// Dropped before the files and the mapping that it registers.
     _registration: Registration,
     pub(super) mapping: Mapping,
     pub(super) file: File,
@@ -59,18 +59,18 @@ pub struct Ledger {
     pub(super) opener: u32,
     created: bool,
     publish_lock: Mutex<()>,
-    /// The last ask of this opener, which its own listener need not answer.
+    /// The latest ask of this opener, which its own listener need not answer.
     pub(super) own_ask: AtomicU32,
-    /// Whether the listener of this opener returns memory at the moment.
+    /// True while this opener's listener returns memory.
     pub(super) is_answering: AtomicBool,
-    /// When this opener last emptied the slot of a dead process that held bytes.
+    /// The last time this opener emptied the slot of a dead process that held bytes.
     pub(super) reclaimed_at: Mutex<Option<Instant>>,
 }
 
 impl Ledger {
-    /// Joins the ledger of a device; creates it if there is none and the configuration has a limit.
+    /// Joins the ledger of a device. Creates it if there is none and the configuration has a limit.
     ///
-    /// The limit of an existing file rules, whatever the configuration says; see [`Ledger::set_limit`].
+    /// An existing ledger keeps its limit; see [`Ledger::set_limit`].
     pub fn open(config: LedgerConfig) -> LedgerResult<Self> {
         config.check()?;
         for _ in 0..UPGRADES {
@@ -82,12 +82,12 @@ impl Ledger {
         Self::open_once(&config)
     }
 
-    /// Opens the file as it is. The error [`UPGRADED`] if this or another process has upgraded it just then.
+    /// Opens the file as it is. Fails with [`UPGRADED`] if this or another process upgraded it just now.
     fn open_once(config: &LedgerConfig) -> LedgerResult<Self> {
         let (opened, mapping, registration) = open_registered(config)?;
         let OpenFile { file, path, header, created, inode, claims } = opened;
-        // Bound last, so that an error drops it first: descriptors are unregistered before they are closed, since a forked child
-        // replaces what stands at the registered numbers.
+        // Bound last so that an error drops it first: descriptors are unregistered before they are closed, because a forked child replaces
+        // whatever has the registered numbers.
         let registration = registration;
         let sentinel = ForkSentinel::new().map_err(|error| {
             failed(&path, "madvise(MADV_WIPEONFORK), new in Linux 4.14,", error)
@@ -133,16 +133,16 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Tries whether the ledger of `config` could be created where it is missing, and leaves nothing behind.
+    /// Checks that a missing ledger of `config` could be created, and leaves nothing behind.
     pub fn rehearse_creation(config: &LedgerConfig) -> LedgerResult<()> {
         config.check()?;
         rehearse_creation(config)
     }
 
-    /// Counts `bytes` as used, before they are taken from the device. An error counts nothing.
+    /// Charges `bytes` before they are allocated on the device. An error charges nothing.
     ///
-    /// Bytes are rounded up to [`UNIT`]. What the own grant covers costs one compare-and-swap; otherwise dead slots
-    /// and the unused grants of others are taken back before anything is refused.
+    /// Bytes are rounded up to [`UNIT`]. A charge that the own grant covers costs one compare-and-swap. Otherwise dead slots and unused
+    /// grants of others are reclaimed before the request is refused.
     #[inline]
     pub fn take(&self, bytes: u64) -> LedgerResult<()> {
         self.check_process()?;
@@ -157,23 +157,22 @@ impl Ledger {
         self.take_shared(slot, bytes)
     }
 
-    /// Counts `bytes` as no longer used, after they were returned to the device. Give what was taken, in the same
-    /// portions: each is rounded up by itself.
+    /// Releases `bytes` after they were freed on the device, in the portions in which they were charged: each is rounded up separately.
     ///
-    /// Never takes a lock. They stay in the own grant up to two chunks, or go back to all when others need them.
+    /// Takes no lock. Up to two chunks stay in the own grant; all bytes return to the ledger if others need them.
     #[inline]
     pub fn give(&self, bytes: u64) -> LedgerResult<()> {
         if !self.sentinel.is_owner() {
             return self.give_after_leaving();
         }
         let slot = self.slot_cell()?;
-        // Under a damaged quota no grant is kept.
+        // With a damaged quota no grant is kept.
         let limit = self.quota_units().unwrap_or(0);
         let given = units_of(bytes).and_then(|units| {
             replace(slot, |word| Some(word.release(units, self.keep)?.within(limit)))
         });
         if given.is_none() {
-            // Another thread may have given everything back just then.
+            // Another thread may have left the ledger meanwhile.
             return match self.sentinel.is_owner() {
                 true => Err(LedgerError::Overdrawn { given: bytes, used: self.used() }),
                 false => self.give_after_leaving(),
@@ -185,30 +184,30 @@ impl Ledger {
         Ok(())
     }
 
-    /// Hands the unused grant back and answers its bytes. Worth a call before a long pause.
+    /// Returns the unused grant to the ledger, for example before a long pause, and returns its bytes.
     pub fn hand_back(&self) -> LedgerResult<u64> {
         self.check_process()?;
         Ok(drop_grant(self.slot_cell()?) * UNIT)
     }
 
-    /// Gives back everything the slot holds. Its byte stays locked until the drop or the end of the process, so that a thread in the middle
-    /// of a call cannot reach a slot that has another owner by then. Later calls are refused with [`LedgerError::Closed`], but for a give,
-    /// which has nothing left to do.
+    /// Releases everything the slot holds. The slot's byte stays locked until the drop or the process's end, so that no thread in the
+    /// middle of a call can change the slot of another owner. Later calls fail with [`LedgerError::Closed`], except a release, which has no
+    /// effect.
     ///
-    /// `false` if another thread waits for the file lock and does not get it within a tenth of a second: then the bytes of the slot go with
-    /// the process, as a killed one's do.
+    /// Returns false if another thread holds or awaits the file lock for over a tenth of a second. The slot's bytes are then reclaimed like
+    /// those of a killed process.
     pub fn leave(&self) -> bool {
-        // A forked child may find the gate held forever by a thread that it does not have.
+        // A forked child may inherit the gate locked by a thread that does not exist there.
         if !self.sentinel.is_owner() {
             return true;
         }
         self.sentinel.leave();
-        // Whatever holds the gate: the process may be at its end.
+        // Waits even if the gate is held, because the process may be ending.
         self.await_own_answer();
         self.gate.without_lock(LEAVE_DEADLINE, || self.empty_slot())
     }
 
-    /// Waits for the listener, which may be in the middle of driver calls: they must not meet the end of the process.
+    /// Waits for the listener, whose driver calls must not run into the end of the process.
     fn await_own_answer(&self) {
         let began = Instant::now();
         while self.is_answering.load(Ordering::SeqCst) && began.elapsed() < ANSWER_DEADLINE {
@@ -216,22 +215,22 @@ impl Ledger {
         }
     }
 
-    /// Leaves at the normal end of the process, if the ledger is still there then: a static is never dropped.
+    /// Leaves at normal process exit if the ledger is still open then, because a static is never dropped.
     pub fn leave_at_exit(self: &Arc<Self>) {
         exit::leave_at_exit(self);
     }
 
-    /// The bytes this opener uses, as the ledger counts them.
+    /// Returns the bytes this opener uses, in the ledger's rounding.
     pub fn used(&self) -> u64 {
         u64::from(self.word().used) * UNIT
     }
 
-    /// The bytes this opener may take without asking.
+    /// Returns the bytes this opener may charge without the file lock.
     pub fn granted(&self) -> u64 {
         u64::from(self.word().granted) * UNIT
     }
 
-    /// The limit of the device, in bytes.
+    /// Returns the limit of the device in bytes.
     pub fn limit(&self) -> LedgerResult<u64> {
         self.check_process()?;
         Ok(u64::from(self.limit_units()?) * UNIT)
@@ -243,11 +242,11 @@ impl Ledger {
         snapshot_of(&self.file, &self.path, Some(self.own))
     }
 
-    /// Publishes what the tags of this process hold, the largest first, for viewers. As many as fit are stored.
+    /// Publishes the bytes of this process's tags, largest first, for viewers. Stores as many as fit.
     ///
     /// Cannot fail and makes no system call. Published tags are for display only.
     pub fn publish_tags<'a>(&self, tags: impl IntoIterator<Item = (&'a str, u64)>) {
-        // Two at a time would be torn, and one of them is enough.
+        // Concurrent publications would tear the record, and one of them suffices.
         let Some(_publishing) = self.publish_lock.try_lock() else { return };
         let Ok(slot) = self.check_process().and_then(|()| self.slot_cell()) else { return };
         let started = slot.started.load(Ordering::Relaxed);
@@ -258,32 +257,32 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a viewer wants to see tags: see [`LedgerView::watch`](super::LedgerView::watch).
+    /// Returns true if a viewer watches the tags: see [`LedgerView::watch`](super::LedgerView::watch).
     pub fn is_watched(&self) -> bool {
         self.check_process().is_ok() && is_locked(&self.file, AT_WATCH).unwrap_or(false)
     }
 
-    /// The number of the own slot.
+    /// Returns the number of this opener's slot.
     pub fn slot(&self) -> u32 {
         self.own as u32
     }
 
-    /// Whether this opening created the file.
+    /// Returns true if this opening created the file.
     pub fn created(&self) -> bool {
         self.created
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn key(&self) -> &DeviceKey {
         &self.header.key
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Holds the file lock, as a process does that is stopped in the middle of a request. For tests.
+    /// Holds the file lock like a process that was stopped during a request. For tests.
     #[doc(hidden)]
     pub fn hold_file_lock(&self) -> LedgerResult<FileLockGuard<'_>> {
         self.lock()
@@ -334,7 +333,7 @@ impl Ledger {
         if self.sentinel.is_owner() { Ok(()) } else { Err(self.not_the_owner()) }
     }
 
-    /// Everything went back when the process left.
+    /// Handles a release after the process left, which released everything.
     #[cold]
     fn give_after_leaving(&self) -> LedgerResult<()> {
         match self.not_the_owner() {
@@ -351,7 +350,7 @@ impl Ledger {
         }
     }
 
-    /// Drops the unused grant under pressure, and returns whether there is pressure. Read after the own word was changed: an opener
+    /// Drops the unused grant under pressure, and returns true if there is pressure. Pressure is read after the own word changed: an opener
     /// that sets the pressure and then reads the words either finds the grant or is seen here.
     #[inline]
     fn yield_to_pressure(&self, slot: &SlotCell) -> bool {
@@ -365,18 +364,18 @@ impl Ledger {
 
 impl Drop for Ledger {
     fn drop(&mut self) {
-        // In a forked child the slot is still its parent's, and so are the locks.
+        // In a forked child the slot and the locks still belong to the parent.
         if self.sentinel.forked() {
             return;
         }
         self.empty_slot();
-        // If this failed, the kernel would drop the locks with the files and the mapping, right after.
+        // If this fails, the kernel drops the locks with the files and the mapping right afterwards.
         let _ = unlock(&self.file, slot_offset(self.own));
         self.claims.release(self.inode);
     }
 }
 
-/// Opens and maps the file, with nothing that a forked child could keep.
+/// Opens and maps the file, and registers both for forks.
 fn open_registered(config: &LedgerConfig) -> LedgerResult<(OpenFile, Mapping, Registration)> {
     let mut table =
         lock_table().map_err(|error| failed(Path::new("fork"), "pthread_atfork", error))?;
@@ -388,7 +387,7 @@ fn open_registered(config: &LedgerConfig) -> LedgerResult<(OpenFile, Mapping, Re
     Ok((opened, mapping, registration))
 }
 
-/// Changes a slot's word in one step. `None`, and nothing changed, if `change` refuses.
+/// Changes a slot's word atomically. Returns `None` and changes nothing if `change` does.
 #[inline]
 pub(super) fn replace(slot: &SlotCell, change: impl Fn(Word) -> Option<Word>) -> Option<Word> {
     let mut raw = slot.word.load(Ordering::Acquire);
@@ -402,7 +401,7 @@ pub(super) fn replace(slot: &SlotCell, change: impl Fn(Word) -> Option<Word>) ->
     }
 }
 
-/// Takes a slot's unused grant away and answers its units.
+/// Removes a slot's unused grant and returns its units.
 pub(super) fn drop_grant(slot: &SlotCell) -> u64 {
     let mut raw = slot.word.load(Ordering::SeqCst);
     loop {
@@ -433,7 +432,7 @@ pub(super) fn clear_display(slot: &SlotCell) {
     }
 }
 
-/// Finds a slot without a living owner and locks it. The caller holds the file lock.
+/// Locks a slot without a living owner and claims it. The caller holds the file lock.
 fn claim_slot(file: &File, path: &Path, mapping: &Mapping, name: &str) -> LedgerResult<usize> {
     for (index, slot) in mapping.slots().iter().enumerate() {
         let free = try_lock(file, slot_offset(index));
@@ -449,7 +448,7 @@ fn claim_slot(file: &File, path: &Path, mapping: &Mapping, name: &str) -> Ledger
         }
         let started = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         slot.started.store(u64::try_from(started).unwrap_or(0), Ordering::Relaxed);
-        // The last byte stays zero, and a letter that does not fit is shown as damaged.
+        // The last byte stays zero; a character that is cut is displayed as damaged.
         let mut letters = name.bytes().take(SLOT_NAME_SIZE - 1).collect::<Vec<u8>>();
         letters.resize(SLOT_NAME_SIZE, 0);
         for (part, cell) in slot.name.iter().enumerate() {
@@ -466,15 +465,15 @@ fn command_name() -> String {
         .map_or_else(|_| "unknown".into(), |name| name.trim_end().to_owned())
 }
 
-/// Reads the file as it is now. `own` is a slot whose lock belongs to `file` itself, which cannot see it.
+/// Reads the current file. `own` is the slot whose lock belongs to `file` itself, and is therefore invisible to it.
 pub(super) fn snapshot_of(file: &File, path: &Path, own: Option<usize>) -> LedgerResult<Snapshot> {
-    // It may have been upgraded since it was opened.
+    // The file may have been upgraded since it was opened.
     let header = read_header(path, file)?;
     let size = file_size(header.version, header.slots) as usize;
     let bytes = read_start(file, size).map_err(|error| failed(path, "read", error))?;
     let alive = |index: u32| {
         let index = index as usize;
-        // If the kernel does not answer, no process is declared dead.
+        // If the kernel refuses the query, no process is declared dead.
         own == Some(index) || is_locked(file, slot_offset(index)).unwrap_or(true)
     };
     Ok(Snapshot::of_bytes(path.to_owned(), header, &bytes, alive))
@@ -486,7 +485,7 @@ mod tests {
 
     use super::*;
 
-    /// An owner whose grant is taken away and renewed over and over never loses count of what it uses.
+    /// An owner's use stays correct while its grant is repeatedly recalled and renewed.
     #[test]
     fn a_recall_in_the_middle_of_a_take_loses_nothing() {
         const TURNS: u32 = 10_000_000;

@@ -1,8 +1,8 @@
-//! The file lock: one byte of the file, for everything that more than one slot is concerned with.
+//! The file lock: a lock on one byte of the file, for every decision that concerns several slots.
 //!
-//! The lock belongs to the open file description, so the threads that share one are kept apart by a gate. It is tried
-//! until a deadline: a process that was stopped while holding it costs the others an error, never a hang. A dead
-//! holder's lock is dropped by the kernel. Its name in the header is for display.
+//! The lock belongs to the open file description, so a gate separates the threads that share one. It is tried until a deadline: a holder
+//! that was stopped costs others an error, never a hang. The kernel drops a dead holder's lock. The holder's name in the header is for
+//! display.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,10 +21,9 @@ use crate::snapshot::shown;
 const FIRST_SLEEP: Duration = Duration::from_micros(20);
 const LONGEST_SLEEP: Duration = Duration::from_millis(2);
 
-/// What happened to a file that another process has upgraded; it can be opened again.
+/// The change in the error for a file that another process upgraded; the file can be opened again.
 pub(super) const UPGRADED: &str = "upgraded to a newer version";
 
-/// The parts of one opening of a file.
 #[derive(Debug)]
 pub(super) struct Opened<'a> {
     pub(super) file: &'a File,
@@ -34,7 +33,7 @@ pub(super) struct Opened<'a> {
     pub(super) inode: Inode,
 }
 
-/// Lets one thread of this opening at a time try for the file lock.
+/// Admits one thread of this opening at a time to the file lock.
 #[derive(Debug)]
 pub(super) struct Gate {
     taken: Mutex<bool>,
@@ -42,7 +41,7 @@ pub(super) struct Gate {
     deadline: Duration,
 }
 
-/// The file lock, held. Dropping it unlocks.
+/// Holds the file lock and unlocks it when dropped.
 #[must_use = "the file lock is held as long as this value lives"]
 #[derive(Debug)]
 pub struct FileLockGuard<'a> {
@@ -55,7 +54,7 @@ impl Gate {
         Self { taken: Mutex::new(false), left: Condvar::new(), deadline }
     }
 
-    /// Takes the lock, in the name of slot `slot` (`None` while there is none yet).
+    /// Takes the lock on behalf of `slot`, or without one while the opener has none.
     pub(super) fn lock<'a>(
         &'a self,
         opened: Opened<'a>,
@@ -77,7 +76,7 @@ impl Gate {
                 return Err(error);
             }
         }
-        // From here on the drop of the guard unlocks, also if the file is refused.
+        // From here on dropping the guard unlocks, even if the file is refused.
         let guard = FileLockGuard { opened, gate: self };
         let place = slot.map_or(0, |slot| slot as u64 + 1);
         let holder = u64::from(std::process::id()) << 32 | place;
@@ -86,7 +85,7 @@ impl Gate {
         Ok(guard)
     }
 
-    /// Runs `work` while no thread of this opening has the file lock or tries for it. `false` if that is not so within `deadline`.
+    /// Runs `work` while no thread of this opening holds or awaits the file lock. Returns false if `deadline` passes first.
     pub(super) fn without_lock(&self, deadline: Duration, work: impl FnOnce()) -> bool {
         let entered = self.enter(Instant::now(), deadline);
         if entered {
@@ -114,7 +113,7 @@ impl Gate {
 
 impl Drop for FileLockGuard<'_> {
     fn drop(&mut self) {
-        // A forked child shares the lock with its parent: unlocking here would unlock there.
+        // A forked child shares the lock with its parent and would unlock it there.
         if self.opened.sentinel.forked() {
             return;
         }
@@ -142,14 +141,14 @@ fn try_until(opened: &Opened<'_>, begin: Instant, deadline: Duration) -> LedgerR
     }
 }
 
-/// A path that names another file means another account. One that names none does not: the claims of this opener keep newcomers from
-/// creating one there (see `claim`).
+/// Checks that the path and the size are unchanged. A path that names another file means another account. A path that names no file is
+/// accepted: this opener's claims keep others from creating a file there (see `claim`).
 fn check_in_place(opened: &Opened<'_>) -> LedgerResult<()> {
     let metadata = opened.file.metadata().map_err(|error| failed(opened.path, "stat", error))?;
     let removed = |how| LedgerError::Removed { path: opened.path.to_owned(), how };
     let mapping = opened.mapping;
     if metadata.len() != mapping.file_size() {
-        // Of a file of version 1: another process has begun to upgrade it, and was killed or has completed that.
+        // A version 1 file is being upgraded, or its upgrade was completed or interrupted.
         let upgraded = file_size(VERSION, mapping.slots().len() as u32);
         match mapping.version_now() {
             _ if metadata.len() != upgraded => return Err(removed("resized")),
@@ -159,7 +158,7 @@ fn check_in_place(opened: &Opened<'_>) -> LedgerResult<()> {
     }
     match Inode::at(opened.path) {
         Ok(named) if named != opened.inode => Err(removed("replaced by another file")),
-        // Also if this process may no longer read it.
+        // Also accepted if this process may no longer read the path.
         _ => Ok(()),
     }
 }

@@ -1,9 +1,8 @@
-//! The calls that safe Rust does not have: the shared mapping, the fork sentinel, byte-range locks, waiting on a shared word, room in a
-//! file, the user id.
+//! System calls that safe Rust lacks: the shared mapping, the fork sentinel, byte-range locks, futexes, file allocation, the user id.
 //!
-//! The mapped memory is only ever seen as atomics, since other processes write to it at any time. It is mapped
-//! only after the file's size was checked; truncating the file later ends its users by SIGBUS. Locks belong
-//! to the open file description: two openings of a file in one process exclude each other, a forked child shares.
+//! The mapped memory is accessed only as atomics, because other processes write to it at any time. It is mapped only after the file's size
+//! was checked; truncating the file later ends its users by SIGBUS. Locks belong to the open file description: two openings in one process
+//! exclude each other, and a forked child shares its parent's.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -24,43 +23,43 @@ use crate::format::{
 };
 use crate::tags;
 
-/// The words of the header that change at run time, each on a cache line of its own.
+/// The header's words that change at run time, each group on its own cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct HeaderCell {
     fixed: [AtomicU64; FIXED_SIZE / 8],
     pub(super) limit: AtomicU64,
     after_limit: [AtomicU64; 7],
-    /// Slot number plus one in the low half, process id in the high half, 0 when the lock is free. For display.
+    /// The slot number plus one in the low half and the process id in the high half; 0 while the lock is free. For display.
     pub(super) holder: AtomicU64,
     after_holder: [AtomicU64; 7],
-    /// Not 0: owners keep no unused grant.
+    /// If not 0, owners keep no unused grant.
     pub(super) pressure: AtomicU64,
     after_pressure: [AtomicU64; 7],
     watch: [AtomicU64; 8],
-    /// Listeners wait on it; it changes whenever they should look.
+    /// Listeners wait on it; it changes with every request to them.
     pub(super) bell: AtomicU32,
     /// The number of asks.
     pub(super) asks: AtomicU32,
     after_asks: [AtomicU64; 7],
-    /// Asking processes wait on it; it changes when memory is returned under pressure, and when an ask is answered.
+    /// Asking processes wait on it; it changes when memory is returned under pressure and when an ask is answered.
     pub(super) returns: AtomicU32,
     after_returns: [AtomicU32; 15],
-    /// By slot; of a slot that publishes its memory.
+    /// The answers of the first slots that publish their memory.
     pub(super) answers: [AnswerCell; ANSWERS],
 }
 
-/// The answer of one listener. For display, and for asking processes, which wait for it up to a deadline.
+/// One listener's answer, for display and for asking processes, which wait for it with a deadline.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct AnswerCell {
-    /// Units of freed blocks that wait for work on streams.
+    /// Units of freed blocks with pending work on streams.
     pub(super) pending: AtomicU32,
-    /// Twice the number of the last ask that was answered, plus 1 if more memory will be returned once work has completed.
+    /// Twice the number of the last answered ask, plus 1 if more memory will be returned once work completes.
     pub(super) answered: AtomicU32,
 }
 
-/// One slot. `word` is the truth; the rest is for display.
+/// One slot. Only `word` is authoritative; the rest is for display.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct SlotCell {
@@ -70,17 +69,17 @@ pub(super) struct SlotCell {
     pub(super) pid: AtomicU64,
     pub(super) started: AtomicU64,
     pub(super) name: [AtomicU64; SLOT_NAME_SIZE / 8],
-    /// The owner's record of its tags: see `tags`.
+    /// The owner's published tags, see `tags`.
     pub(super) tags: [AtomicU64; tags::SIZE / 8],
 }
 
-/// The quota of one slot. It changes under the file lock only.
+/// The quota of one slot, which changes only under the file lock.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct QuotaCell {
     /// The limit of the owner, packed; 0 if there is none.
     pub(super) limit: AtomicU64,
-    /// What is kept free for the owner, packed; 0 if there is nothing.
+    /// The units guaranteed to the owner, packed; 0 if there are none.
     pub(super) guaranteed: AtomicU64,
     after_guaranteed: [AtomicU64; 2],
     /// For display.
@@ -114,25 +113,24 @@ const _: () = {
     assert!(size_of::<SlotCell>() == SLOT_SIZE);
 };
 
-/// The value of the sentinel's cell; 0 after a fork.
+/// The sentinel's value in the process that made it; 0 after a fork.
 const OWNER: u64 = 1;
 const LEFT: u64 = 2;
 
-/// Pages of this process, returned to the system on drop.
+/// Pages mapped by this process, unmapped on drop.
 #[derive(Debug)]
 struct Pages {
     start: NonNull<libc::c_void>,
     length: usize,
 }
 
-// SAFETY: the pages belong to the process, not to a thread, and are reached only through shared references to
-// atomics.
+// SAFETY: the pages belong to the process, not to a thread, and are accessed only through shared references to atomics.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps `length` bytes, of `file` shared with other processes, or else private zeroes.
+    /// Maps `length` bytes: of `file`, shared with other processes, or private zeroes without a file.
     fn map(length: usize, file: Option<&File>) -> io::Result<Self> {
         Self::map_as(length, file, libc::PROT_READ | libc::PROT_WRITE)
     }
@@ -160,17 +158,16 @@ impl Drop for Pages {
     }
 }
 
-/// A ledger file in memory.
 #[derive(Debug)]
 pub(super) struct Mapping {
     pages: Pages,
     slots: usize,
-    /// As many as there are slots, or none in a file of version 1.
+    /// Equals `slots`, or 0 in a version 1 file.
     quotas: usize,
 }
 
-/// A second opening of `file`, which was `inode` when it was opened. `None` where `/proc` is missing. Fails if the descriptor has come to name another
-/// file meanwhile.
+/// Opens `file` a second time; `None` without `/proc`. `inode` is the file's identity when it was first opened. Fails if the descriptor
+/// names another file now.
 fn reopen(file: &File, inode: Inode) -> io::Result<Option<File>> {
     let path = format!("/proc/thread-self/fd/{}", file.as_raw_fd());
     let again = OpenOptions::new().read(true).write(true).open(path).ok();
@@ -185,8 +182,8 @@ fn reopen(file: &File, inode: Inode) -> io::Result<Option<File>> {
 impl Mapping {
     /// Maps `file`, whose inode, header and length the caller has checked.
     ///
-    /// The mapping has an open file description of its own. A killed process's mapping outlives it while another process reads its files in `/proc`,
-    /// and would keep the lock of its slot.
+    /// The mapping uses its own open file description. While another process reads a killed process's files in `/proc`, the mapping
+    /// survives it and would keep the lock of its slot.
     pub(super) fn of_file(file: &File, inode: Inode, header: &Header) -> io::Result<Self> {
         let slots = header.slots as usize;
         let quotas = if header.version == VERSION_1 { 0 } else { slots };
@@ -196,31 +193,28 @@ impl Mapping {
         Ok(Self { pages, slots, quotas })
     }
 
-    /// The size of the file.
+    /// The size of the mapped file.
     pub(super) fn file_size(&self) -> u64 {
         self.pages.length as u64
     }
 
-    /// The version of the file now. One that was mapped as version 1 may have been upgraded since.
+    /// The file's current version. A file mapped as version 1 may have been upgraded since.
     pub(super) fn version_now(&self) -> u32 {
         let word = self.header().fixed.get(AT_VERSION / 8);
         word.map_or(0, |word| (word.load(Ordering::SeqCst) & u64::from(u32::MAX)) as u32)
     }
 
-    /// The mapped addresses.
     pub(super) fn addresses(&self) -> Range<usize> {
         let start = self.pages.start.addr().get();
         start..start + self.pages.length
     }
 
-    /// The header's words.
     pub(super) fn header(&self) -> &HeaderCell {
-        // SAFETY: the mapping is page aligned, at least HEADER_SIZE long, and lives as long as self. Every bit
-        // pattern is a valid atomic, and this process sees the memory through atomics alone.
+        // SAFETY: the mapping is page aligned, at least HEADER_SIZE long, and lives as long as self. Every bit pattern is a valid atomic,
+        // and this process accesses the memory only through atomics.
         unsafe { self.pages.start.cast::<HeaderCell>().as_ref() }
     }
 
-    /// All slots.
     pub(super) fn slots(&self) -> &[SlotCell] {
         // SAFETY: as for the header; `of_file` mapped `slots` cells behind the header, whose size keeps them aligned.
         unsafe {
@@ -231,7 +225,7 @@ impl Mapping {
 }
 
 impl Mapping {
-    /// The quotas of all slots; none in a file of version 1.
+    /// The quotas of all slots; empty in a version 1 file.
     #[inline]
     pub(super) fn quotas(&self) -> &[QuotaCell] {
         // SAFETY: as for the slots; `of_file` mapped `quotas` cells behind them, and all sizes are multiples of eight.
@@ -246,23 +240,22 @@ impl Mapping {
 /// The relation of a process to an opening.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standing {
-    /// It opened it and takes part.
+    /// The process opened it and takes part.
     Owner,
-    /// It opened it and has given its slot back.
+    /// The process opened it and has released its slot.
     Left,
-    /// It is a forked child of the process that opened it.
+    /// The process is a forked child of the opener.
     Forked,
 }
 
-/// Tells the process that made it from its forked children, without a system call: the kernel hands a child this
-/// page zeroed.
+/// Distinguishes the process that made it from its forked children without a system call: the kernel zeroes this page in a child.
 #[derive(Debug)]
 pub(super) struct ForkSentinel {
     page: Pages,
 }
 
 impl ForkSentinel {
-    /// A sentinel of this process. Needs Linux 4.14.
+    /// Makes a sentinel of this process. Needs Linux 4.14.
     pub(super) fn new() -> io::Result<Self> {
         let page = Pages::map(HEADER_SIZE, None)?;
         // SAFETY: the advice concerns only the private pages just mapped.
@@ -276,19 +269,19 @@ impl ForkSentinel {
         Ok(sentinel)
     }
 
-    /// Whether this is a forked child of the process that made it.
+    /// True in a forked child of the process that made it.
     #[inline]
     pub(super) fn forked(&self) -> bool {
         self.cell().load(Ordering::Relaxed) == 0
     }
 
-    /// Whether this process made it and has not left.
+    /// True if this process made it and has not left.
     #[inline]
     pub(super) fn is_owner(&self) -> bool {
         self.cell().load(Ordering::Relaxed) == OWNER
     }
 
-    /// The standing of this process, in full.
+    /// The relation of this process to the opening.
     pub(super) fn standing(&self) -> Standing {
         match self.cell().load(Ordering::Relaxed) {
             0 => Standing::Forked,
@@ -297,13 +290,13 @@ impl ForkSentinel {
         }
     }
 
-    /// Ends the part of the process that made it.
+    /// Marks the process that made it as having left.
     pub(super) fn leave(&self) {
         self.cell().store(LEFT, Ordering::SeqCst);
     }
 
     fn cell(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped, aligned, lives as long as self, and is seen through this atomic alone.
+        // SAFETY: the page is mapped, aligned, lives as long as self, and is accessed only through this atomic.
         unsafe { self.page.start.cast::<AtomicU64>().as_ref() }
     }
 }
@@ -318,7 +311,7 @@ fn range_of(kind: libc::c_int, offset: usize, length: u64) -> libc::flock {
     }
 }
 
-/// Locks one byte for this open file description. `false` if another one has it.
+/// Locks one byte for this open file description. Returns false if another one holds it.
 pub(super) fn try_lock(file: &File, offset: usize) -> io::Result<bool> {
     try_lock_as(libc::F_WRLCK, file, offset)
 }
@@ -350,12 +343,12 @@ pub(super) fn unlock(file: &File, offset: usize) -> io::Result<()> {
     if refused == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether another open file description has one byte locked. Works on a file opened for reading.
+/// True if another open file description has locked the byte. Works on a file opened for reading.
 pub(super) fn is_locked(file: &File, offset: usize) -> io::Result<bool> {
     is_any_locked(file, offset, 1)
 }
 
-/// Whether another open file description has a byte of this range locked. An empty range has none.
+/// True if another open file description has locked a byte of this range. False for an empty range.
 pub(super) fn is_any_locked(file: &File, offset: usize, length: u64) -> io::Result<bool> {
     if length == 0 {
         return Ok(false);
@@ -369,21 +362,21 @@ pub(super) fn is_any_locked(file: &File, offset: usize, length: u64) -> io::Resu
     Ok(libc::c_int::from(range.l_type) != libc::F_UNLCK)
 }
 
-/// Makes `systemd-tmpfiles` pass a directory over as long as it is open here. Best effort: one that cleans it right now wins.
+/// Makes `systemd-tmpfiles` skip a directory while it is open here. Best effort: a cleaner that is already running is not stopped.
 pub(super) fn keep_from_cleaners(directory: &File) {
     // SAFETY: the descriptor is open as long as `directory` is borrowed.
     unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_SH | libc::LOCK_NB) };
 }
 
-/// Waits until another thread, of any process, wakes the waiters of `word`. Returns at once if it is not `seen`, and at the latest after
+/// Waits until a thread of any process wakes the waiters of `word`. Returns at once if its value is not `seen`, and at the latest after
 /// `timeout`.
 pub(super) fn wait_on(word: &AtomicU32, seen: u32, timeout: Duration) {
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     };
-    // SAFETY: the word is mapped as long as it is borrowed, and the kernel only reads it and the timeout. Every outcome means that the
-    // caller looks again.
+    // SAFETY: the word is mapped as long as it is borrowed, and the kernel only reads it and the timeout. The caller checks again after
+    // every outcome.
     unsafe {
         libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const timeout);
     }
@@ -391,19 +384,19 @@ pub(super) fn wait_on(word: &AtomicU32, seen: u32, timeout: Duration) {
 
 /// Wakes all waiters of `word`.
 pub(super) fn wake(word: &AtomicU32) {
-    // SAFETY: the kernel does not touch the word; it only identifies the waiters.
+    // SAFETY: the kernel does not access the word; its address identifies the waiters.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
 }
 
-/// Wakes the listeners of a ledger that was opened for reading. Failures are ignored: a listener looks now and then anyway.
+/// Wakes the listeners of a ledger opened for reading. Failures are ignored, because listeners also check periodically.
 pub(super) fn wake_listeners_of(file: &File) {
     let Ok(pages) = Pages::map_as(HEADER_SIZE, Some(file), libc::PROT_READ) else { return };
     let bell = pages.start.as_ptr().wrapping_byte_add(AT_BELL);
-    // SAFETY: the address is inside of the mapping, which is there until the end of this function; the kernel does not touch the word.
+    // SAFETY: the address is inside the mapping, which lives until the end of this function; the kernel does not access the word.
     unsafe { libc::syscall(libc::SYS_futex, bell, libc::FUTEX_WAKE, libc::c_int::MAX) };
 }
 
-/// Gives every page of a file its room, so that writing to a mapped page needs none.
+/// Allocates every page of a file, so that a write to a mapped page needs no space.
 pub(super) fn fill_holes(file: &File, length: u64) -> io::Result<()> {
     // SAFETY: the descriptor is open as long as `file` is borrowed.
     let refused = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length as libc::off_t) };
@@ -411,7 +404,7 @@ pub(super) fn fill_holes(file: &File, length: u64) -> io::Result<()> {
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    // Without that call, a file without holes is as good.
+    // A file system without that call is accepted if the file has no holes.
     let is_unknown = matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS));
     if is_unknown && !has_holes(file, length) { Ok(()) } else { Err(error) }
 }

@@ -1,9 +1,8 @@
 //! The ledger on Linux: a mapped file and open-file-description locks.
 //!
-//! `mapping`, `fork`, `exit` and `place` hold all `unsafe`; `access` and `file` decide which file is believed, `claim` that there is one;
-//! `lock` is the file lock with its deadline; `ledger` is the fast path, `grants` the decisions under the lock, `pressure`
-//! asks other processes for cached memory, `quotas` limits single processes, `upgrade` brings files of version 1 up to date, `view` reads
-//! without a slot.
+//! `mapping`, `fork`, `exit` and `place` hold all `unsafe`. `access` and `file` decide which file is valid, and `claim` that it is the only
+//! one. `lock` is the file lock with its deadline, `ledger` the fast path, and `grants` the decisions under the lock. `pressure` asks other
+//! processes for cached memory, `quotas` limits single processes, `upgrade` upgrades version 1 files, and `view` reads without a slot.
 
 mod access;
 mod claim;

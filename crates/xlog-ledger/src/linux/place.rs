@@ -1,9 +1,8 @@
-//! The default directory of a user's ledgers: the same in every kind of login.
+//! The default directory of a user's ledgers, identical in every kind of login.
 //!
-//! It depends on the effective user and on the machine, never on the environment, which differs between a login, `sudo`, a
-//! batch job and a service. The login session's runtime directory goes at logout and shared memory goes with the user's last session, so
-//! neither is used. Two processes that see different default directories all the same (a service without a home directory) are kept from
-//! counting apart by `claim`.
+//! It depends on the effective user and the machine, never on the environment, which differs between a login, `sudo`, a batch job and a
+//! service. The session's runtime directory vanishes at logout, and shared memory with the user's last session, so neither is used. If two
+//! processes still get different default directories (a service without a home directory), `claim` prevents separate accounts.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
@@ -15,14 +14,14 @@ use std::path::{Path, PathBuf};
 
 use super::mapping::effective_user;
 
-/// Below the home directory.
+/// The path below the home directory.
 const STATE: &str = ".local/state/xlog/ledger";
 
-/// File systems of this machine that overwrite a written page in place: ext2 to ext4, XFS, tmpfs, ramfs, overlayfs. Others may be
-/// shared with other machines, have no locks, or need new room for a page that is written again.
+/// Local file systems that overwrite a written page in place: ext2 to ext4, XFS, tmpfs, ramfs, overlayfs. Others may be shared between
+/// machines, lack locks, or need new space to rewrite a page.
 const IN_PLACE: [i64; 5] = [0xef53, 0x5846_5342, 0x0102_1994, 0x8584_58f6, 0x794c_7630];
 
-/// File systems that several machines share: what one maps, another does not see in time.
+/// File systems shared between machines, where one machine does not see another's writes to a mapping in time.
 const NETWORK: [(i64, &str); 9] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),
@@ -35,7 +34,7 @@ const NETWORK: [(i64, &str); 9] = [
     (0x1983_0326, "BeeGFS"),
 ];
 
-/// The network file system that an open file lies on; `None` for one of this machine, as far as is known.
+/// The network file system of an open file; `None` for a local or unknown one.
 pub(super) fn network_of(file: &File) -> io::Result<Option<&'static str>> {
     // SAFETY: all-zero is a valid value of plain integers.
     let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
@@ -50,13 +49,13 @@ fn network_name(kind: i64) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == kind).map(|(_, name)| *name)
 }
 
-/// The kind of a file system, a number of 32 bits whose sign means nothing.
+/// The magic number of a file system: 32 bits whose sign is meaningless.
 #[allow(clippy::unnecessary_cast, reason = "the type of f_type differs between C libraries")]
 fn kind_in(facts: &libc::statfs) -> i64 {
     facts.f_type as i64 & 0xffff_ffff
 }
 
-/// The user's state directory if there is one on a suitable file system, else one in `/tmp` that is named for the user.
+/// The user's state directory if its file system is suitable, else one in `/tmp` named for the user.
 pub(super) fn default_directory() -> PathBuf {
     let user = effective_user();
     match home_of(user).filter(|home| is_suitable(home, user)) {
@@ -90,7 +89,7 @@ fn home_of(user: u32) -> Option<PathBuf> {
     }
 }
 
-/// Whether it is a directory of this user's, writable, on a file system of the list.
+/// True for a writable directory of this user on a file system of [`IN_PLACE`].
 fn is_suitable(home: &Path, user: u32) -> bool {
     let is_own = std::fs::metadata(home).is_ok_and(|facts| facts.is_dir() && facts.uid() == user);
     let Ok(name) = CString::new(home.as_os_str().as_bytes()) else { return false };

@@ -1,13 +1,13 @@
-//! Pressure between processes: one that is about to be refused asks the others for the memory that they have cached.
+//! Pressure between processes: a process that is about to be refused asks the others for their cached memory.
 //!
 //! Each process with memory has a *listener*, a thread that waits on a word of the shared mapping ([`AskListener`]). An asking process
-//! counts its ask and wakes all listeners. A listener returns what its process has cached, then stores the number of the ask in the
-//! header: its answer. The asking process ([`Ledger::press`]) waits until the bytes fit, all have answered, or its deadline.
+//! increments the ask counter and wakes all listeners. A listener returns its process's cached memory and then answers by storing the ask's
+//! number in the header. The asking process ([`Ledger::press`]) waits until the bytes fit, all have answered, or its deadline passes.
 //!
 //! Invariants:
-//! - A listener stores its answer after it has returned memory, so an asking process that sees all answers sees all returns.
-//! - Only slots that publish their memory are waited for. A process that ends without a word is found by its liveness lock.
-//! - No process waits for another one without a deadline, and no decision about the limit depends on what is stored here.
+//! - A listener answers after it has returned memory, so an asking process that sees all answers sees all returns.
+//! - Only slots that publish their memory are waited for. A process that died is detected by its liveness lock.
+//! - No process waits for another without a deadline, and no decision about the limit depends on these words.
 
 use std::ops::Deref;
 use std::sync::atomic::{Ordering, fence};
@@ -18,21 +18,21 @@ use super::mapping::{AnswerCell, is_locked, wait_on, wake};
 use crate::format::{UNIT, slot_offset, units_of};
 use crate::word::Word;
 
-/// The numbers of asks, which go round.
+/// The bits of an ask's number, which wraps around.
 const NUMBERS: u32 = u32::MAX >> 1;
-/// The longest wait between two checks whether a process has died.
+/// The longest wait between two liveness checks.
 const SLICE: Duration = Duration::from_millis(10);
-/// The first pause before processes with pending memory are asked again; it doubles.
+/// The first pause before a repeated ask to processes with pending memory; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-/// The reason why a listener woke up.
+/// The event that ended a wait of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Heard {
     /// Another process asks for memory: return what is cached, then [`AskListener::answer`].
     Ask,
-    /// The time is up, a viewer has come, or [`Ledger::wake_listeners`] was called.
+    /// The timeout passed, a viewer came, or [`Ledger::wake_listeners`] was called.
     Nothing,
     /// The process has left the ledger.
     Closed,
@@ -43,26 +43,26 @@ pub enum Heard {
 enum Answers {
     /// A living process has not answered.
     Missing,
-    /// All have answered, and some will return more once work has completed.
+    /// All have answered, and some will return more once work completes.
     MoreToCome,
     /// All have answered.
     All,
 }
 
-/// Hears the asks of other processes, on a thread of its own. `L` is a reference to the [`Ledger`], counted or not.
+/// Receives the asks of other processes, on its own thread. `L` is a reference or an `Arc` to the [`Ledger`].
 #[derive(Debug)]
 pub struct AskListener<L> {
     ledger: L,
-    /// The last ask that was answered.
+    /// The latest ask that was answered.
     answered: u32,
-    /// The ask that was heard last.
+    /// The latest ask received.
     heard: u32,
-    /// Whether the last answer promised more memory.
+    /// True if the last answer announced more memory.
     more: bool,
 }
 
 impl<L: Deref<Target = Ledger>> AskListener<L> {
-    /// Begins to listen. Asks before this are not heard; later ones are, also those before the first [`AskListener::wait`].
+    /// Starts to listen. Earlier asks are not received; later ones are, even before the first [`AskListener::wait`].
     pub fn new(ledger: L) -> Self {
         let answered = ledger.mapping.header().asks.load(Ordering::SeqCst);
         let mut listener = Self { ledger, answered, heard: answered, more: false };
@@ -70,7 +70,7 @@ impl<L: Deref<Target = Ledger>> AskListener<L> {
         listener
     }
 
-    /// Waits for an ask, at most `timeout`. `is_over` is checked before the wait, and a wake after the check is not missed.
+    /// Waits for an ask for at most `timeout`. `is_over` is checked before the wait, and a wake-up after that check is not missed.
     pub fn wait(&mut self, timeout: Duration, is_over: impl Fn() -> bool) -> Heard {
         let bell = self.ledger.mapping.header().bell.load(Ordering::SeqCst);
         if let Some(heard) = self.hear() {
@@ -91,7 +91,7 @@ impl<L: Deref<Target = Ledger>> AskListener<L> {
         if asks == self.answered {
             return None;
         }
-        // The own ask comes from a process that has returned its caches before. Others may still wait for what it promised.
+        // This process has already returned its caches for its own ask. Others may still wait for the memory it announced.
         let is_own = asks == self.ledger.own_ask.load(Ordering::SeqCst)
             && asks == self.answered.wrapping_add(1);
         if is_own {
@@ -100,7 +100,7 @@ impl<L: Deref<Target = Ledger>> AskListener<L> {
         }
         self.ledger.is_answering.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // The process may have left meanwhile, and no longer waits for an answer.
+        // A process that has left meanwhile does not wait for the answer.
         if self.ledger.check_process().is_err() {
             self.ledger.is_answering.store(false, Ordering::SeqCst);
             return Some(Heard::Closed);
@@ -108,8 +108,8 @@ impl<L: Deref<Target = Ledger>> AskListener<L> {
         Some(Heard::Ask)
     }
 
-    /// Answers the ask that was heard, after the memory was returned. `more` if memory waits for work on streams: the asking process
-    /// then asks again.
+    /// Answers the received ask, after memory was returned. `more` announces memory with pending work on streams, for which the asking
+    /// process asks again.
     pub fn answer(&mut self, more: bool) {
         (self.answered, self.more) = (self.heard, more);
         self.ledger.is_answering.store(false, Ordering::SeqCst);
@@ -121,9 +121,9 @@ impl<L: Deref<Target = Ledger>> AskListener<L> {
 }
 
 impl Ledger {
-    /// Publishes how many of the bytes in use are cached, and how many belong to freed blocks that wait for work on streams.
+    /// Publishes how many used bytes are cached, and how many belong to freed blocks with pending work on streams.
     ///
-    /// From then on asking processes wait for an answer of this one, so it must have an [`AskListener`]. Makes no system call.
+    /// From then on asking processes wait for this process's answers, so it must have an [`AskListener`]. Makes no system call.
     pub fn publish_memory(&self, cached: u64, pending: u64) {
         let Ok(slot) = self.check_process().and_then(|()| self.slot_cell()) else { return };
         if let Some(cell) = self.answer_cell() {
@@ -132,36 +132,36 @@ impl Ledger {
         let cached = units_of(cached).unwrap_or(u32::MAX).saturating_add(1);
         let word = u64::from(cached) << 32 | u64::from(self.opener);
         slot.pid.store(word, Ordering::SeqCst);
-        // A process that has left meanwhile has no listener: other processes would wait for it.
+        // A process that has left has no listener, so others must not wait for it.
         if self.check_process().is_err() {
             slot.pid.store(u64::from(self.opener), Ordering::SeqCst);
         }
     }
 
-    /// Ends what [`Ledger::publish_memory`] began: this process has no listener any more.
+    /// Withdraws what [`Ledger::publish_memory`] published: this process has no listener any more.
     pub fn withdraw_memory(&self) {
         let Ok(slot) = self.check_process().and_then(|()| self.slot_cell()) else { return };
         slot.pid.store(u64::from(self.opener), Ordering::SeqCst);
         self.announce_return();
     }
 
-    /// Makes the listeners of all processes look. Those that find nothing new go on waiting.
+    /// Wakes the listeners of all processes. Those without a new ask continue to wait.
     pub fn wake_listeners(&self) {
         let header = self.mapping.header();
         header.bell.fetch_add(1, Ordering::SeqCst);
         wake(&header.bell);
     }
 
-    /// Asks the other processes to return cached memory until `bytes` would fit, and waits at most `limit` for that.
+    /// Asks the other processes to return cached memory until `bytes` would fit, and waits for at most `limit`.
     ///
-    /// Returns whether they would fit at some instant of the call: another process may take them first. Gives up early if all living
-    /// processes have answered and none has more to return.
+    /// Returns true if they would fit at some instant of the call; another process may still take them first. Returns early if all living
+    /// processes have answered and none will return more.
     pub fn press(&self, bytes: u64, limit: Duration) -> bool {
         let Some(units) = units_of(bytes) else { return false };
         let quota = self.quota_units().unwrap_or(0);
         let limit_units = self.limit_units().map_or(0, |limit| u64::from(limit.min(quota)));
         if self.used() / UNIT + u64::from(units) > limit_units {
-            // However much the others return.
+            // The own limit forbids it, whatever the others return.
             return false;
         }
         let began = Instant::now();
@@ -177,7 +177,7 @@ impl Ledger {
             loop {
                 let seen = header.returns.load(Ordering::SeqCst);
                 let answers = self.answers_to(number);
-                // Read after the answers: what they announce is counted.
+                // Read after the answers, so that the announced returns are counted.
                 if self.would_fit(units) {
                     return true;
                 }
@@ -197,7 +197,7 @@ impl Ledger {
         }
     }
 
-    /// Returns whether this opener has emptied the slot of a dead process within `time`. The driver may still be taking back its memory.
+    /// Returns true if this opener emptied a dead process's slot within `time`. The driver may still be reclaiming its memory.
     pub fn has_reclaimed_within(&self, time: Duration) -> bool {
         self.reclaimed_at.lock().is_some_and(|at| at.elapsed() < time)
     }
@@ -223,7 +223,7 @@ impl Ledger {
                 continue;
             }
             let answered = cell.answered.load(Ordering::SeqCst);
-            // A later ask of another process is answered as well: the counter only grows.
+            // An answer to a later ask counts too, because the counter only grows.
             let ahead = (answered >> 1).wrapping_sub(number) & NUMBERS;
             let is_answered = ahead <= NUMBERS / 2;
             match (is_answered, answered & 1) {
@@ -235,8 +235,8 @@ impl Ledger {
         answers
     }
 
-    /// Whether `units` more would fit at some instant of the next `time`. Waits until then in any case else: two processes that press
-    /// each other do not ask more often than their pauses allow.
+    /// Returns true once `units` more would fit. Otherwise waits for all of `time`, so that two processes that press each other do not ask
+    /// more often than their pauses allow.
     fn fits_within(&self, units: u32, time: Duration) -> bool {
         let began = Instant::now();
         let returns = &self.mapping.header().returns;
@@ -253,7 +253,7 @@ impl Ledger {
         }
     }
 
-    /// Whether `units` more would fit beside the living, if every unused grant was taken back.
+    /// True if `units` more would fit beside the living processes if every unused grant were recalled.
     fn would_fit(&self, units: u32) -> bool {
         let Ok(limit) = self.limit_units() else { return false };
         let mut used = u64::from(units);
@@ -272,7 +272,7 @@ impl Ledger {
         used <= u64::from(limit)
     }
 
-    /// If the kernel does not answer, no process is declared dead.
+    /// True if the slot's owner lives, or the kernel refuses the query.
     fn is_alive(&self, index: usize) -> bool {
         is_locked(&self.file, slot_offset(index)).unwrap_or(true)
     }

@@ -1,13 +1,12 @@
-//! The quotas of slots: limits of single processes, and shares that are kept free for them.
+//! The quotas of slots: limits of single processes, and shares guaranteed to them.
 //!
 //! Invariants:
-//! - A quota changes only under the file lock. An owner reads its limit before each charge, also one that its grant covers. So a
-//!   lowered limit holds from the next call.
+//! - A quota changes only under the file lock. An owner reads its limit before each charge, even one that its grant covers, so a lowered
+//!   limit applies from the next call.
 //! - The guaranteed shares of living slots add up to at most the limit of the device.
-//! - A request leaves free what is guaranteed to others and not used by them. A share that is guaranteed while others hold its bytes
-//!   fills as they return them.
+//! - A request leaves others' unused guaranteed bytes free. A share guaranteed while others hold its bytes fills as they return them.
 //!
-//! A file of version 1 has no quotas.
+//! A version 1 file has no quotas.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +19,7 @@ use crate::snapshot::{SlotSnapshot, shown, time_of};
 use crate::word::Word;
 
 impl Ledger {
-    /// The quota of this process; empty if it has none.
+    /// Returns the quota of this process; empty if it has none.
     pub fn quota(&self) -> LedgerResult<Quota> {
         self.check_process()?;
         let Some(cell) = self.mapping.quotas().get(self.own) else { return Ok(Quota::default()) };
@@ -37,14 +36,14 @@ impl Ledger {
         })
     }
 
-    /// Sets the quota of this process. It replaces the whole quota.
+    /// Replaces the whole quota of this process.
     pub fn set_quota(&self, quota: &Quota) -> LedgerResult<()> {
         self.store_quota(self.own, quota, |_| true)
     }
 
-    /// Sets the quota of another process, as a snapshot has shown it. It holds from that process's next request.
+    /// Replaces the quota of another process, given by its snapshot, from that process's next request on.
     ///
-    /// Refused with [`LedgerError::NoProcess`] if the process has left meanwhile.
+    /// Fails with [`LedgerError::NoProcess`] if the process has left meanwhile.
     pub fn set_quota_of(&self, process: &SlotSnapshot, quota: &Quota) -> LedgerResult<()> {
         let index = process.index as usize;
         self.store_quota(index, quota, |slot| {
@@ -55,20 +54,20 @@ impl Ledger {
         })
     }
 
-    /// The limit of this process in bytes; `None` if it has none of its own.
+    /// Returns the limit of this process in bytes; `None` if it has no quota limit.
     pub fn quota_limit(&self) -> LedgerResult<Option<u64>> {
         self.check_process()?;
         let units = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
         Ok((units != u32::MAX).then_some(u64::from(units) * UNIT))
     }
 
-    /// The smaller of the limit of the device and the one of this process, in bytes.
+    /// Returns the smaller of the device's and this process's limit in bytes.
     pub fn limit_here(&self) -> LedgerResult<u64> {
         let quota = self.quota_limit()?.unwrap_or(u64::MAX);
         Ok(self.limit()?.min(quota))
     }
 
-    /// Whether the file has quotas: one of version 1 has none.
+    /// Returns true if the file has quotas; a version 1 file has none.
     pub fn has_quotas(&self) -> bool {
         !self.mapping.quotas().is_empty()
     }
@@ -106,7 +105,7 @@ impl Ledger {
         }
         cell.guaranteed.store(packed.guaranteed, Ordering::SeqCst);
         cell.limit.store(packed.limit, Ordering::SeqCst);
-        // The owner takes nothing from a grant above its limit. What it holds of one is free for others at once.
+        // An owner charges nothing from a grant above its limit, so the grant is returned for others at once.
         if packed.limit != 0 {
             drop_grant(slot);
         }
@@ -116,7 +115,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Takes back the unused grants of all if the guaranteed shares need them, now and when bytes are returned. The caller holds the
+    /// Recalls the unused grants of all slots if the guaranteed shares need them, now and whenever bytes are returned. The caller holds the
     /// file lock.
     fn make_room_for_shares(&self) -> LedgerResult<()> {
         let slots = || self.mapping.slots().iter().enumerate();
@@ -131,7 +130,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// The limit of this process in units; `None` if the stored one is damaged.
+    /// The limit of this process in units; `None` if the stored value is damaged.
     #[inline]
     pub(super) fn quota_units(&self) -> Option<u32> {
         let Some(cell) = self.mapping.quotas().get(self.own) else { return Some(u32::MAX) };
@@ -149,18 +148,18 @@ impl Ledger {
         }
     }
 
-    /// The units that a slot takes from the limit: what it holds, and at least its guaranteed share.
+    /// The units that a slot takes from the limit: what it holds, but at least its guaranteed share.
     pub(super) fn reserved_by(&self, index: usize, held: u64) -> u64 {
         held.max(self.mapping.quotas().get(index).map_or(0, guaranteed))
     }
 
-    /// The sum of the guaranteed shares of all slots but one.
+    /// The sum of the guaranteed shares of all slots but `index`.
     pub(super) fn guaranteed_to_others_of(&self, index: usize) -> u64 {
         let quotas = self.mapping.quotas().iter().enumerate();
         quotas.filter(|(other, _)| *other != index).map(|(_, cell)| guaranteed(cell)).sum()
     }
 
-    /// The refusal of a request that does not fit into the quota; `None` if it does.
+    /// The error for a request beyond the quota; `None` if it fits.
     pub(super) fn over_quota(
         &self,
         slot: &SlotCell,
@@ -180,7 +179,7 @@ impl Ledger {
     }
 }
 
-/// The units that a quota keeps free; a damaged one keeps nothing, and none more than the limit of its slot.
+/// The guaranteed units, at most the slot's limit; 0 if damaged.
 fn guaranteed(cell: &QuotaCell) -> u64 {
     let load =
         |word: &std::sync::atomic::AtomicU64| unpack_quota(word.load(Ordering::SeqCst)).flatten();
@@ -188,7 +187,7 @@ fn guaranteed(cell: &QuotaCell) -> u64 {
     load(&cell.guaranteed).map_or(0, u64::from).min(limit)
 }
 
-/// Removes the quota of a slot. Before the fields that show that the slot has an owner.
+/// Clears the quota of a slot. Called before the fields that show that the slot has an owner are cleared.
 pub(super) fn clear_quota(mapping: &Mapping, index: usize) {
     if let Some(cell) = mapping.quotas().get(index) {
         cell.guaranteed.store(0, Ordering::SeqCst);

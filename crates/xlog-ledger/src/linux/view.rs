@@ -1,7 +1,6 @@
 //! A read-only view of a ledger: no slot, no write, and no lock that a process waits for.
 //!
-//! The file is read anew for each snapshot and its header checked each time, so a file that is damaged or cut
-//! in the meantime is an error and nothing worse.
+//! Each snapshot reads the file and checks its header again, so damage or truncation meanwhile causes only an error.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -37,19 +36,19 @@ impl LedgerView {
 
     /// Asks the processes of the ledger to publish their tags while this view is open, and wakes their listeners.
     ///
-    /// The view stays read-only: it holds a shared lock on a byte without meaning, as all watching views do.
+    /// The view stays read-only: it holds a shared lock on a byte without meaning, as other watching views do.
     pub fn watch(&self) -> LedgerResult<()> {
         try_share(&self.file, AT_WATCH).map_err(|error| failed(&self.path, "lock", error))?;
         wake_listeners_of(&self.file);
         Ok(())
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn key(&self) -> &DeviceKey {
         &self.header.key
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

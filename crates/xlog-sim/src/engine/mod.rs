@@ -1,8 +1,8 @@
-//! The execution of queued operations: threaded, or by seed.
+//! The execution of queued operations, with threads or with a seed.
 //!
-//! Two engines share one state. `threaded` gives every stream a thread; `seeded` executes on whatever thread calls the
-//! driver, one operation at a time, as its seed decides. Both start an operation only when it is analysed, at the front
-//! of its stream, and in no conflict with one that runs.
+//! Two engines share one state. `threaded` gives every stream a thread. `seeded` runs one operation at a time on the thread that calls the
+//! driver, as its seed decides. Both start an operation only when it is analysed, at the front of its stream, and in conflict with no
+//! running one.
 
 mod perform;
 mod seeded;
@@ -25,16 +25,16 @@ use crate::threads;
 pub(crate) use perform::{gather, perform, scatter};
 
 thread_local! {
-    /// The host function this thread executes: its machine, and what it is ordered after.
+    /// The machine and the clock of the host function that this thread executes.
     static EXECUTING: RefCell<Option<(u64, Known)>> = const { RefCell::new(None) };
 }
 
-/// A machine as its devices, gates and stream threads share it.
+/// The part of a machine that its devices, gates and stream threads share.
 pub(crate) struct SharedMachine {
     pub(crate) machine: u64,
     pub(crate) config: SimConfig,
     state: Mutex<State>,
-    /// Signalled when a host thread that waits may go on.
+    /// Notified when a waiting host thread may continue.
     changed: Condvar,
 }
 
@@ -70,7 +70,8 @@ impl SharedMachine {
         self.state.lock()
     }
 
-    /// The beginning of every driver call: lets others run, counts, and fails where that is planned or past help.
+    /// Starts every driver call: offers a switch to other logical threads, counts the call, and fails if a fault is planned or the device
+    /// is lost.
     pub(crate) fn enter(&self, ordinal: u32, call: Call) -> DriverResult<Guard<'_>> {
         threads::yield_point(self.machine);
         let mut state = self.lock();
@@ -120,8 +121,8 @@ impl SharedMachine {
 
     /// Waits until `ready` returns true, which needs the operation `target` to complete.
     ///
-    /// Where a deadlock cannot be proven, it is assumed when nothing that the target depends on has moved for the
-    /// configured patience, and none of it runs or needs only its turn.
+    /// A deadlock that cannot be proven is assumed after the configured patience, if no dependency of the target has progressed and none is
+    /// running or ready to run.
     pub(crate) fn wait<'a>(
         &'a self,
         mut state: Guard<'a>,
@@ -173,7 +174,7 @@ impl SharedMachine {
         }
     }
 
-    /// Waits for a marker and lets the host know what it stands for.
+    /// Waits for a marker and joins its clock into the host's.
     pub(crate) fn wait_for<'a>(
         &'a self,
         state: Guard<'a>,
@@ -200,7 +201,7 @@ impl SharedMachine {
         }
     }
 
-    /// Notifies the engine that something was queued on `stream`.
+    /// Notifies the engine of new work on `stream`.
     pub(crate) fn queued(self: &Arc<Self>, state: &mut State, stream: u64) {
         if self.config.seed.is_none() {
             threaded::queued(self, state, stream);
@@ -230,11 +231,11 @@ impl SharedMachine {
         let dropped = state.lose(ordinal, code, reason);
         self.wake(&mut state);
         drop(state);
-        // Closures may own anything, also devices of this machine.
+        // Closures may own anything, including devices of this machine.
         drop(dropped);
     }
 
-    /// Ends the machine: threads stop when they run out of work.
+    /// Shuts the machine down: threads stop when they have no work.
     pub(crate) fn shut_down(&self) {
         let mut state = self.lock();
         state.shutdown = true;
@@ -243,7 +244,7 @@ impl SharedMachine {
 }
 
 impl State {
-    /// True when the operation at the front of `stream` can be executed now.
+    /// True if the operation at the front of `stream` can be executed now.
     pub(crate) fn is_ready(&self, stream: u64) -> bool {
         let Some(stream) = self.streams.get(&stream) else {
             return false;
@@ -261,7 +262,7 @@ impl State {
         }
     }
 
-    /// True when the copy to the host that a caller waits with is at the front.
+    /// True if the copy to the host that its caller waits for is at the front and can run.
     pub(crate) fn is_copy_out_ready(&self, stream: u64, sequence: u64) -> bool {
         self.streams.get(&stream).is_some_and(|stream| {
             !stream.running
@@ -274,14 +275,14 @@ impl State {
         })
     }
 
-    /// True when the operation at the end of `stream` touches only memory that is there.
+    /// True if the last operation of `stream` touches only mapped memory.
     pub(crate) fn is_fault_free(&self, stream: u64) -> bool {
         let last = self.streams.get(&stream).and_then(|stream| stream.queue.back());
         last.is_some_and(|op| op.fault.is_none())
     }
 
-    /// How the work stands that an operation of a stream depends on: the work ahead of it there, and, where that waits
-    /// for a point of another stream, what is ahead of that.
+    /// Summarises the work that an operation depends on: the work ahead of it on its stream and, transitively, ahead of the markers that
+    /// this work waits for.
     fn way_to(&self, target: Target) -> Way {
         let mut way = Way { moved: 0, goes_on: false };
         let mut upto: BTreeMap<u64, u64> = BTreeMap::new();
@@ -315,7 +316,7 @@ impl State {
         self.running.iter().any(|(_, touched)| op.conflicts(touched))
     }
 
-    /// Takes the operation at the front of a ready stream. Immediate ones are done with this.
+    /// Takes the operation at the front of a ready stream. An immediate operation is completed and gives `None`.
     pub(crate) fn start(&mut self, handle: u64) -> Option<Op> {
         let stream = self.streams.get_mut(&handle)?;
         let op = stream.queue.pop_front()?;
@@ -339,7 +340,7 @@ impl State {
         Some(op)
     }
 
-    /// The operation has run.
+    /// Completes an operation that was executed.
     pub(crate) fn finish(&mut self, handle: u64, sequence: u64) {
         if let Some(at) = self.running.iter().position(|(running, _)| *running == sequence) {
             self.running.swap_remove(at);
@@ -353,11 +354,11 @@ impl State {
     }
 }
 
-/// How the work stands that a wait depends on.
+/// The progress of the work that a wait depends on.
 struct Way {
-    /// A hash that changes when any of it gets on.
+    /// A hash that changes when any of this work progresses.
     moved: u64,
-    /// Whether any of it runs, or needs only its turn.
+    /// True if any of this work is running or ready to run.
     goes_on: bool,
 }
 

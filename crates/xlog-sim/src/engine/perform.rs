@@ -1,4 +1,4 @@
-//! The execution of one operation: bytes are moved here, outside the lock.
+//! The execution of one operation. Bytes are moved here, outside the lock.
 
 #![allow(unsafe_code)]
 
@@ -9,10 +9,10 @@ use crate::kernel::{KernelArgs, KernelBody, KernelSlice};
 use crate::memory::BackingRange;
 use crate::op::{Argument, Op, OpKind};
 
-/// Executes `op`; an error is a fault of the device.
+/// Executes `op`. An error is a fault of the device.
 ///
-/// The engine registered what `op` touches before, and starts nothing that conflicts with it until this returns: that
-/// is the exclusion every slice below relies on.
+/// The engine has registered the bytes that `op` touches and starts no conflicting operation until this returns. Every slice below relies
+/// on that exclusion.
 pub(crate) fn perform(machine: u64, op: Op) -> Result<(), String> {
     if let Some(fault) = op.fault {
         return Err(format!("{} ({})", fault, op.meta.label));
@@ -33,7 +33,7 @@ pub(crate) fn perform(machine: u64, op: Op) -> Result<(), String> {
         OpKind::HostFn(work) => {
             let known = op.known.map(|known| (machine, known));
             EXECUTING.with(|slot| *slot.borrow_mut() = known);
-            // A panicking host function ends there, as across the boundary of a real driver.
+            // A panic of a host function is caught here, as at the boundary of a real driver.
             let _ = catch_unwind(AssertUnwindSafe(work));
             EXECUTING.with(|slot| *slot.borrow_mut() = None);
         }
@@ -77,8 +77,7 @@ fn copy(to: &[BackingRange], from: &[BackingRange]) {
     scatter(to, &bytes);
 }
 
-/// Runs a kernel over its arguments. What is one piece and shared with no other argument is lent as it is; the rest
-/// is copied in and out.
+/// Runs a kernel over its arguments. An argument in one piece that is not shared is lent directly; others are copied in and out.
 fn kernel(body: KernelBody, arguments: &[Argument]) -> Result<(), ()> {
     let lent: Vec<Option<&BackingRange>> = arguments
         .iter()
@@ -122,7 +121,7 @@ fn kernel(body: KernelBody, arguments: &[Argument]) -> Result<(), ()> {
     outcome.map_err(|_| ())
 }
 
-/// True when another argument reaches the same bytes and one of the two writes them: two mappings of one memory.
+/// True if another argument reaches the same bytes, through a second mapping, and one of the two writes them.
 fn shares(arguments: &[Argument], index: usize, piece: &BackingRange) -> bool {
     arguments.iter().enumerate().any(|(other, argument)| {
         other != index

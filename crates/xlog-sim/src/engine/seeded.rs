@@ -1,11 +1,12 @@
-//! The deterministic engine: the seed decides which stream goes on, and how far.
+//! The deterministic engine: the seed decides which streams progress, and how far.
 
 use super::{Guard, SharedMachine, perform};
 
 impl SharedMachine {
-    /// Operations that run while the host makes a call: any number, mostly few.
+    /// Runs operations during a host call, as many as the seed decides.
     ///
-    /// A seed has a temper: some run nothing until they must, some run nearly everything at once.
+    /// Each seed has one of four probabilities to continue, from 1/16 (nearly nothing runs before it must) to 7/8 (nearly everything runs
+    /// at once).
     pub(crate) fn advance<'a>(&'a self, mut state: Guard<'a>) -> Guard<'a> {
         let temper = self.config.seed.unwrap_or(0) % 4;
         loop {
@@ -26,7 +27,7 @@ impl SharedMachine {
         }
     }
 
-    /// Executes one operation of a stream chosen by the seed; false when none can run.
+    /// Executes one operation of a stream that the seed chooses. Returns false if none can run.
     pub(crate) fn step<'a>(&'a self, mut state: Guard<'a>) -> (Guard<'a>, bool) {
         let ready: Vec<u64> =
             state.streams.keys().copied().filter(|&stream| state.is_ready(stream)).collect();

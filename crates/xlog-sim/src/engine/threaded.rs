@@ -1,4 +1,4 @@
-//! The concurrent engine: a thread per stream, started with the first work.
+//! The concurrent engine: one thread per stream, started with its first work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,23 +9,23 @@ use super::{Guard, SharedMachine, perform};
 use crate::op::{Op, OpKind};
 use crate::state::{State, Worker};
 
-/// Operations a thread takes at once.
+/// The maximum number of operations in a batch.
 const BATCH: usize = 64;
-/// Polls of a thread before it sleeps: a wake-up costs more than a short poll.
+/// Polls of a thread before it sleeps, because a wake-up costs more than a short poll.
 const MAX_SPINS: usize = 1000;
-/// Spins of a thread that saw new work, before it takes the lock from the queueing thread.
+/// Spins of a thread that saw new work before it contends for the lock with the queueing thread.
 const GATHER: usize = 50;
-/// Spins between two batches of operations that touch no memory, while no thread waits for them.
+/// Spins between two short batches that touch no memory, while no thread waits for them.
 const BETWEEN_ROWS: usize = 400;
 
-/// The state that a stream's thread shares with queueing threads: its side of a `Worker`.
+/// A stream thread's references to its `Worker`.
 struct Signals {
     wake: Arc<Condvar>,
     queued: Arc<AtomicU64>,
     interrupt: Arc<AtomicBool>,
 }
 
-/// Something was queued: starts or wakes the thread of the stream.
+/// Starts or wakes the thread of a stream with new work.
 pub(super) fn queued(shared: &Arc<SharedMachine>, state: &mut State, handle: u64) {
     let Some(stream) = state.streams.get_mut(&handle) else {
         return;
@@ -64,7 +64,7 @@ pub(super) fn queued(shared: &Arc<SharedMachine>, state: &mut State, handle: u64
     }
 }
 
-/// Wakes the threads whose streams can go on.
+/// Wakes the threads whose streams can progress or were destroyed.
 pub(super) fn wake_workers(state: &mut State) {
     let sleeping: Vec<u64> = state
         .streams
@@ -120,13 +120,13 @@ fn run(shared: &SharedMachine, handle: u64, signals: &Signals) {
                 shared.lose(ordinal, 700, reason);
             }
             state = shared.lock();
-            // First, so that a destroyed stream does not look empty when the operations performed are finished.
+            // Requeues first, so that a destroyed stream does not look empty when its performed operations finish.
             let lost = state.requeue(handle, rest.collect());
             for sequence in performed {
                 state.finish(handle, sequence);
             }
             shared.wake(&mut state);
-            // No thread waits for the batch, and it was not full: let the next one become longer.
+            // No thread waits for the batch and it was not full, so let the next one grow.
             let pause = short && state.waiters == 0;
             if !lost.is_empty() || pause {
                 drop(state);
@@ -177,15 +177,14 @@ fn sleep<'a>(wake: &Condvar, state: Guard<'a>) -> Guard<'a> {
     wake.wait(state)
 }
 
-/// Does what is immediate, and takes the next work: one operation, or a row of them that touch no memory.
+/// Completes immediate operations, and takes the next work: one operation, or a batch of operations that touch no memory.
 ///
-/// Such a row has no point in it that another thread could wait for, and holds no bytes that another stream needs, so it does no
-/// harm that all of it counts as running until its end, even when a host function in it blocks. The thread can be made
-/// to put back what it has not begun.
+/// No other thread can wait for a point inside such a batch, and the batch holds no bytes of other streams. So the whole batch may count as
+/// running until its end, even if a host function in it blocks. An interrupt makes the thread requeue the operations it has not begun.
 fn start_batch(shared: &SharedMachine, state: &mut State, handle: u64) -> Vec<Op> {
     let mut batch: Vec<Op> = Vec::new();
     if let Some(worker) = state.streams.get(&handle).and_then(|stream| stream.worker.as_ref()) {
-        // This poll of the stream sees the cause of the interrupt.
+        // This poll of the stream observes the cause of the interrupt.
         worker.interrupt.store(false, Ordering::Relaxed);
     }
     let mut immediate = false;
@@ -219,8 +218,7 @@ fn touches_nothing(op: &Op) -> bool {
 }
 
 impl State {
-    /// Queues again what was taken and not begun; what a lost device leaves over comes back, to be dropped without the
-    /// lock.
+    /// Requeues operations that were taken and not begun. On a lost device it returns them, to be dropped without the lock.
     fn requeue(&mut self, handle: u64, rest: Vec<Op>) -> Vec<Op> {
         let ordinals = &self.ordinals;
         match self.streams.get_mut(&handle) {
@@ -235,7 +233,7 @@ impl State {
         }
     }
 
-    /// True when the next operation of a stream that already runs may run in the same go.
+    /// True if the next operation of a running stream may join its batch.
     fn front_joins(&self, handle: u64) -> bool {
         self.streams.get(&handle).is_some_and(|stream| {
             stream.held_back == 0

@@ -1,9 +1,8 @@
 //! The bytes behind simulated memory.
 //!
-//! A backing is zeroed host memory that only the engine touches. Two operations may reach the same bytes from two
-//! threads when the simulated program has a race; the engine starts no operation while another one runs whose pieces
-//! conflict with it, so that the simulator itself has none. That rule is what makes the slices below sound. Of page-locked
-//! host memory the program has the address too: it promises to touch no bytes that queued work uses.
+//! A backing is zeroed host memory that only the engine touches. If the simulated program has a race, two operations may reach the same
+//! bytes. The engine starts no operation that conflicts with a running one, so the simulator itself has no data race. That rule makes the
+//! slices below sound. The program also has the address of page-locked host memory: it promises not to touch bytes that queued work uses.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +25,7 @@ unsafe impl Send for Backing {}
 unsafe impl Sync for Backing {}
 
 impl Backing {
-    /// Zeroed memory, or `None` when the host has none to give. Pages are taken as they are written.
+    /// Allocates zeroed memory; `None` if the host has none. Pages are committed on first write.
     pub(crate) fn new(bytes: usize) -> Option<Arc<Self>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // 16 is the alignment at which the system allocator hands out untouched zero pages.
@@ -45,21 +44,19 @@ impl Backing {
         (offset < self.layout.size()).then(|| (unsafe { self.start.add(offset) }, offset))
     }
 
-    /// A number no other backing of this process has.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 }
 
-/// Asks for huge pages under large memory: its first touch then costs one fault for 2 MiB instead of 512.
+/// Requests huge pages for large memory, so that the first touch of 2 MiB costs one fault instead of 512.
 #[cfg(target_os = "linux")]
 fn take_huge_pages(start: NonNull<u8>, bytes: usize) {
     const HUGE: usize = 2 << 20;
     let before = start.as_ptr().align_offset(HUGE);
     let inner = bytes.saturating_sub(before) / HUGE * HUGE;
     if inner >= 2 * HUGE {
-        // SAFETY: the range lies in the allocation, and huge pages change none of its bytes. A system without them refuses, and
-        // nothing is lost.
+        // SAFETY: the range lies in the allocation, and huge pages change none of its bytes. A system without them refuses harmlessly.
         let _ = unsafe {
             rustix::mm::madvise(
                 start.add(before).as_ptr().cast(),
@@ -114,7 +111,7 @@ impl BackingRange {
         self.backing.id
     }
 
-    /// Where the backing would begin if all of it were reached like this: equal for all pieces of one mapping.
+    /// The address that offset 0 of the backing would have: equal for all pieces of one mapping.
     pub(crate) fn base(&self) -> u64 {
         self.address.wrapping_sub(self.offset as u64)
     }
@@ -127,7 +124,7 @@ impl BackingRange {
         self.bytes
     }
 
-    /// Returns whether both have a byte in common.
+    /// True if both have a byte in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.backing.id == other.backing.id
             && self.offset < other.offset + other.bytes
@@ -152,7 +149,7 @@ impl BackingRange {
     /// Until the slice is gone, no other operation or slice touches any of these bytes.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn bytes_mut(&self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; the caller excludes everyone else.
+        // SAFETY: as in `bytes`; the caller excludes all other accesses.
         unsafe {
             std::slice::from_raw_parts_mut(self.backing.start.as_ptr().add(self.offset), self.bytes)
         }

@@ -1,7 +1,7 @@
 //! Simulated memory: addresses, the bytes behind them, stream-ordered pools and mappings.
 //!
-//! Addresses lie above everything a host maps, so that a host that follows one faults. They are handed out in a fixed
-//! order: the same program sees the same addresses in every run, up to the number of machines opened before.
+//! Addresses lie above everything that a host maps, so that a host access through one faults. They are allocated in a fixed order: one
+//! program gets the same addresses in every run, except for the number of machines opened before.
 
 mod backing;
 mod pool;
@@ -11,10 +11,10 @@ pub(crate) use backing::{Backing, BackingRange};
 pub(crate) use pool::{Pool, Reuse, Standing};
 pub(crate) use space::{AddressSpace, Mapping, Owner, Region, RegionKind};
 
-/// Blocks start at multiples of this, and are accounted in it.
+/// The alignment of blocks, and the unit of their accounting.
 pub(crate) const BLOCK_ALIGN: u64 = 512;
 
-/// The next multiple of `align`, a power of two; `None` past the end of all numbers.
+/// The next multiple of `align`, a power of two; `None` on overflow.
 pub(crate) fn round_up(bytes: u64, align: u64) -> Option<u64> {
     bytes.checked_add(align - 1).map(|sum| sum & !(align - 1))
 }

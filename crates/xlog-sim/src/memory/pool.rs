@@ -1,7 +1,7 @@
 //! A stream-ordered pool with the reuse rules of a driver.
 //!
-//! Memory is in segments and handed out in chunks. A free chunk has the latest free of each stream that it is ordered behind;
-//! neighbours merge across streams. The caller, which has the clocks, decides whether a stream may have a chunk.
+//! Segments are split into chunks. A free chunk stores the latest free of each stream that it is ordered after, and neighbours merge across
+//! streams. The caller has the clocks and decides whether a stream may reuse a chunk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use xlog_driver::{PoolOptions, PoolUsage};
 use super::Backing;
 use crate::op::Marker;
 
-/// How a free stands to the stream that asks.
+/// The state of a free for the requesting stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Standing {
-    /// The stream is ordered after it.
+    /// The stream is ordered after the free.
     Ordered,
-    /// It has completed.
+    /// The free has completed.
     Completed,
     /// Neither.
     Pending,
 }
 
-/// A chunk that was handed out, and what its new owner must know.
+/// An allocated chunk, and the frees that its new owner depends on.
 #[derive(Debug)]
 pub(crate) struct Reuse {
     pub(crate) start: u64,
-    /// Frees the new owner is not ordered after, but that have completed.
+    /// Frees that have completed, but that the new owner is not ordered after.
     pub(crate) completed: Vec<Arc<Marker>>,
-    /// Frees the new owner has to wait for.
+    /// Frees that the new owner has to wait for.
     pub(crate) wait_for: Vec<Arc<Marker>>,
 }
 
@@ -46,7 +46,6 @@ struct Chunk {
     frees: Option<Vec<Arc<Marker>>>,
 }
 
-/// One pool of one device.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) ordinal: u32,
@@ -71,7 +70,7 @@ impl Pool {
         }
     }
 
-    /// Adds a segment, wholly free and behind no free.
+    /// Adds a wholly free segment without earlier frees.
     pub(crate) fn grow(&mut self, start: u64, bytes: u64, backing: Arc<Backing>) {
         self.segments.insert(start, Segment { bytes, backing });
         self.chunks.insert(start, Chunk { bytes, segment: start, frees: Some(Vec::new()) });
@@ -80,7 +79,7 @@ impl Pool {
         self.usage.reserved_peak = self.usage.reserved_peak.max(self.usage.reserved);
     }
 
-    /// The smallest chunk that `judge` finds nothing pending in.
+    /// Allocates from the smallest chunk in which `judge` finds no pending free.
     pub(crate) fn allocate(
         &mut self,
         bytes: u64,
@@ -101,7 +100,7 @@ impl Pool {
         Some(Reuse { start, completed, wait_for: Vec::new() })
     }
 
-    /// The smallest chunk, together with everything the new owner has to wait for.
+    /// Allocates from the smallest chunk, and returns the frees that the new owner has to wait for.
     pub(crate) fn allocate_with_wait(
         &mut self,
         bytes: u64,
@@ -138,14 +137,14 @@ impl Pool {
         self.usage.used_peak = self.usage.used_peak.max(self.usage.used);
     }
 
-    /// Where the bytes of a chunk lie.
+    /// The backing of a chunk, and the chunk's offset in it.
     pub(crate) fn place(&self, start: u64) -> Option<(Arc<Backing>, usize)> {
         let segment_start = self.chunks.get(&start)?.segment;
         let segment = self.segments.get(&segment_start)?;
         Some((Arc::clone(&segment.backing), (start - segment_start) as usize))
     }
 
-    /// Takes a chunk back; it is free once `free` has run.
+    /// Frees a chunk, which is reusable once `free` has run.
     pub(crate) fn free(&mut self, start: u64, free: Arc<Marker>) {
         let Some(chunk) = self.chunks.get_mut(&start) else {
             return;
@@ -205,7 +204,7 @@ impl Pool {
     }
 }
 
-/// Keeps the latest free of each stream: it comes after the earlier ones.
+/// Keeps the latest free of each stream, which is ordered after the earlier ones.
 fn merge(into: &mut Vec<Arc<Marker>>, from: Vec<Arc<Marker>>) {
     for free in from {
         match into.iter_mut().find(|mine| mine.stream == free.stream) {

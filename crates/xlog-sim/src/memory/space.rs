@@ -7,11 +7,11 @@ use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryRange};
 
 use super::{Backing, BackingRange, round_up};
 
-/// The lowest simulated address: no host maps memory there without asking for it.
+/// The lowest simulated address, which hosts map only on request.
 const BASE: u64 = 1 << 52;
 const MACHINE_SHIFT: u32 = 48;
 const ORDINAL_SHIFT: u32 = 44;
-/// Freed blocks remembered for error messages.
+/// The number of freed blocks kept for error messages.
 const REMEMBERED: usize = 4096;
 
 /// The allocator of a block.
@@ -26,7 +26,7 @@ pub(crate) enum Owner {
 /// One mapping inside a reservation.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
-    /// Distinguishes this mapping from an earlier one, and from itself before rights were revoked.
+    /// Changes with every new mapping, and when access rights are revoked.
     pub(crate) generation: u64,
     pub(crate) bytes: u64,
     pub(crate) memory: u64,
@@ -44,9 +44,9 @@ pub(crate) enum RegionKind {
 #[derive(Debug)]
 pub(crate) struct Region {
     pub(crate) start: u64,
-    /// The bytes a program may touch.
+    /// The bytes that a program may touch.
     pub(crate) bytes: u64,
-    /// The bytes of address space it takes.
+    /// The bytes of address space.
     pub(crate) span: u64,
     pub(crate) ordinal: u32,
     /// Distinguishes this region from an earlier one at the same address.
@@ -54,7 +54,7 @@ pub(crate) struct Region {
     pub(crate) kind: RegionKind,
 }
 
-/// All regions of a machine.
+/// The regions of a machine.
 #[derive(Debug)]
 pub(crate) struct AddressSpace {
     machine: u64,
@@ -81,7 +81,7 @@ impl AddressSpace {
         }
     }
 
-    /// Allocates unused addresses; a freed range of the same size is the first choice.
+    /// Allocates unused addresses, preferably a freed range of the same size.
     pub(crate) fn allocate_addresses(
         &mut self,
         ordinal: u32,
@@ -109,14 +109,14 @@ impl AddressSpace {
         self.spare.entry((ordinal, span)).or_default().push(start);
     }
 
-    /// A number that no region and no mapping has yet.
+    /// Returns a new number for a region or a mapping.
     pub(crate) fn generation(&mut self) -> u64 {
         let generation = self.next_generation;
         self.next_generation += 1;
         generation
     }
 
-    /// Makes a region live.
+    /// Adds a live region.
     pub(crate) fn insert(
         &mut self,
         start: u64,
@@ -130,7 +130,7 @@ impl AddressSpace {
         self.regions.insert(start, Region { start, bytes, span, ordinal, generation, kind });
     }
 
-    /// Ends a region that starts at `start`.
+    /// Removes the region that starts at `start`.
     pub(crate) fn remove(&mut self, start: u64) -> Option<Region> {
         let region = self.regions.remove(&start)?;
         if self.freed.insert(start, region.bytes).is_none() {
@@ -153,7 +153,7 @@ impl AddressSpace {
         self.regions.get(&start)
     }
 
-    /// The region that holds `ptr`.
+    /// The region that contains `ptr`.
     pub(crate) fn containing(&self, ptr: u64) -> Option<&Region> {
         let (_, region) = self.regions.range(..=ptr).next_back()?;
         (ptr - region.start < region.span).then_some(region)
@@ -164,7 +164,7 @@ impl AddressSpace {
         (ptr - region.start < region.span).then_some(region)
     }
 
-    /// The region of a whole range, or an error that says what is wrong with it.
+    /// Returns the region that contains a whole range, or an error with the reason.
     pub(crate) fn check(&self, call: &'static str, ptr: u64, bytes: u64) -> DriverResult<&Region> {
         let range = || format!("the range of {bytes} bytes at {ptr:#x}");
         match self.containing(ptr) {
@@ -210,7 +210,7 @@ impl AddressSpace {
 }
 
 impl Region {
-    /// The bytes behind a range of this region; `None` where nothing that allows the access is mapped.
+    /// Returns the bytes behind a range of this region; `None` unless mappings that allow the access cover all of it.
     pub(crate) fn pieces(&self, ptr: u64, bytes: u64, writes: bool) -> Option<Vec<BackingRange>> {
         match &self.kind {
             RegionKind::Block { backing, offset, .. } => {
@@ -246,10 +246,10 @@ impl Region {
         }
     }
 
-    /// The block, or the mapping that may be written, that an address of this region lies in.
+    /// Returns the block or the writable mapping that contains `ptr`.
     pub(crate) fn memory_at(&self, ptr: u64) -> Option<MemoryRange> {
         let (start, bytes) = match &self.kind {
-            // As on CUDA: the device reaches it, but it is not memory of the device.
+            // As on CUDA, the device reaches host memory, but does not own it.
             RegionKind::Block { owner: Owner::Host, .. } => return None,
             RegionKind::Block { .. } => (self.start, self.bytes),
             RegionKind::Reservation { mappings } => {
@@ -260,7 +260,7 @@ impl Region {
         (ptr - start < bytes).then_some(MemoryRange { start, bytes })
     }
 
-    /// The mappings behind a range, by their generations; none where they do not all allow the access.
+    /// Returns the generations of the mappings behind a range; none unless all of them allow the access.
     pub(crate) fn mapped(&self, ptr: u64, bytes: u64, writes: bool) -> Vec<u64> {
         match &self.kind {
             RegionKind::Reservation { mappings } if self.pieces(ptr, bytes, writes).is_some() => {
@@ -271,7 +271,7 @@ impl Region {
         }
     }
 
-    /// All the bytes a block takes, its rounding included.
+    /// Returns all bytes of a block, including its rounding.
     pub(crate) fn whole(&self) -> Option<Vec<BackingRange>> {
         match &self.kind {
             RegionKind::Block { backing, offset, .. } => {

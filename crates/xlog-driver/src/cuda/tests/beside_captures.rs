@@ -1,4 +1,4 @@
-//! Beside somebody's stream capture: calls that would break it run with the thread's capture mode relaxed, and no others do.
+//! Calls while other code captures a stream: exactly those that would break the capture run in the relaxed mode.
 
 use crate::cuda::CudaDriver;
 use crate::cuda::fake::{self, Without, fail, logged, with};
@@ -45,7 +45,7 @@ const ALLOWED: &[&str] = &[
     "cuLaunchHostFunc",
 ];
 
-/// Every call of the seam that reaches the driver. What follows a failure fails too, and is left out.
+/// Makes every call that reaches the driver, except those that depend on a failed one. Returns the first error.
 fn every_call(device: &CudaDriver) -> DriverResult<()> {
     let stream = device.stream_create(0)?;
     let event = device.event_create()?;

@@ -1,4 +1,4 @@
-//! Pools and virtual memory: there or not there, and what the driver is told.
+//! Pools and virtual memory: their availability, and the arguments that the driver gets.
 
 use std::ffi::CStr;
 

@@ -1,4 +1,4 @@
-//! Copies through pinned buffers: who may reuse what, and when.
+//! Copies through pinned buffers, and the reuse of the buffers.
 
 use crate::cuda::CudaDriver;
 use crate::cuda::fake::{self, BASE, fail, logged, run_queue, with};

@@ -64,7 +64,7 @@ fn a_handle_that_another_device_made_is_refused_by_every_call() {
         );
         refused(handles.0, handles.1, handles.2);
     }
-    // Those of the same device, opened apart.
+    // Handles of the same device from another open.
     let api = std::sync::Arc::clone(&device.core.context.api);
     let other = crate::cuda::CudaDriver::open_with(api, 0).unwrap();
     let foreign_pool = other.pool_create(&PoolOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Loading and launching against a driver that writes down what it is given.
+//! Loading and launching with a driver that records its arguments.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_uint, c_void};

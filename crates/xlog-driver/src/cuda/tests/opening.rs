@@ -1,4 +1,4 @@
-//! What a machine can lack, and what the user is told.
+//! Missing drivers and devices, and the errors that report them.
 
 use crate::cuda::fake::{self, Without, fail, open_error, with};
 use crate::cuda::{CudaDriver, library, open};
