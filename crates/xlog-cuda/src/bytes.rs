@@ -1,13 +1,13 @@
-//! Sizes as people write them: in settings and on the command line.
+//! Byte sizes as text, in settings and on the command line.
 //!
 //! | written | means |
 //! |---|---|
 //! | `1073741824`, `1e9` | bytes |
 //! | `512MB` | 512 000 000 bytes: kB, MB, GB, TB count in thousands |
 //! | `4GiB`, `1.5 GiB` | 4 294 967 296 bytes: KiB, MiB, GiB, TiB count in 1024s |
-//! | `50%` | half of whatever it is a part of |
+//! | `50%` | half of a whole, such as the memory of a device |
 //!
-//! Letters may be large or small. Numbers are read exactly, without floating point; a part of a byte is dropped.
+//! Units are case-insensitive. Numbers are parsed exactly, without floating point, and rounded down to whole bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,10 +29,10 @@ const UNITS: [(&str, u64); 9] = [
     ("tib", 1 << 40),
 ];
 
-/// Hundred percent, as [`ByteSize::Share`] counts.
+/// 100 percent as a [`ByteSize::Share`].
 const WHOLE: u32 = 100_000_000;
 
-/// So many bytes, or a part of a whole that is not known yet.
+/// A number of bytes, or a share of a whole that is not known yet.
 ///
 /// ```
 /// use xlog_cuda::ByteSize;
@@ -47,9 +47,9 @@ const WHOLE: u32 = 100_000_000;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ByteSize {
-    /// Bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// Millionths of a percent; 100 percent at most.
+    /// Millionths of a percent, at most 100 percent.
     Share(u32),
 }
 
@@ -66,7 +66,7 @@ impl ByteSize {
         Self::Bytes(count.saturating_mul(1 << 30))
     }
 
-    /// The bytes, where `whole` is what a share is a part of.
+    /// Returns the bytes; a share is one of `whole`.
     #[must_use]
     pub fn of(self, whole: u64) -> u64 {
         match self {
@@ -155,7 +155,7 @@ struct Number {
 }
 
 impl Number {
-    /// The number at the beginning of a text, and the rest.
+    /// Parses the number at the beginning of a text. Returns it and the rest of the text.
     fn split(text: &str) -> std::result::Result<(Self, &str), &'static str> {
         const TOO_LONG: &str = "the number has too many digits";
         let mut number = Self { digits: 0, exponent: 0 };

@@ -1,11 +1,10 @@
 //! One open device.
 //!
-//! [`CudaDevice`] is the owner of a [`Driver`]: it knows how the device was asked for, holds the one driver memory pool
-//! that stream-ordered allocation uses, and keeps the simulated device reachable where there is one. It hands out no
-//! memory and no streams: streams come from [`StreamPool`](crate::device_runtime::StreamPool).
+//! [`CudaDevice`] owns a [`Driver`], the spec that the device was opened with, and the driver memory pool of stream-ordered allocation.
+//! It allocates no memory and creates no streams: see [`StreamPool`](crate::device_runtime::StreamPool).
 //!
-//! Invariants: the memory pool is created at most once and destroyed with the device; a failed creation changes nothing
-//! and is tried again at the next call. Everything made on a device holds it, so it outlives its streams.
+//! Invariants: the memory pool is created at most once and destroyed with the device; after a failed creation the next call tries
+//! again. Everything that is created on a device holds it, so it outlives its streams.
 
 use std::fmt;
 
@@ -40,7 +39,7 @@ pub struct CudaDevice {
     driver: Arc<dyn Driver>,
     #[cfg(feature = "sim")]
     sim: Option<Arc<SimDevice>>,
-    /// Whether the driver wants to know of streams' names and of sub-allocated ranges.
+    /// Whether the driver receives the names of streams and the ranges of sub-allocations.
     is_observed: bool,
     spec: String,
     memory_pool: OnceLock<PoolHandle>,
@@ -51,7 +50,7 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Opens the device that `spec` names: `"cuda:N"`, `"sim"` or `"sim:SEED"`.
     ///
-    /// Each opening of a simulated device gives a machine of its own.
+    /// Each call with a simulated spec creates a separate machine.
     pub fn open(spec: &str) -> Result<Self> {
         Self::open_spec(spec.parse()?)
     }
@@ -61,9 +60,7 @@ impl CudaDevice {
         Self::open_spec(DeviceSpec::Cuda(ordinal))
     }
 
-    /// The device to use where none was named: what `XLOG_DEVICE` says, or the first GPU.
-    ///
-    /// It is never a simulated device that nobody asked for.
+    /// Returns the default device: that of `XLOG_DEVICE`, or the first GPU if that is not set.
     pub fn default_spec() -> Result<DeviceSpec> {
         Ok(DeviceSpec::from_environment()?.unwrap_or(DeviceSpec::Cuda(0)))
     }
@@ -100,7 +97,7 @@ impl CudaDevice {
         })
     }
 
-    /// A device on a simulated one that was built by hand, for other capacities, several ordinals or injected faults.
+    /// Opens a simulated device that the caller has built, with other capacities, several ordinals or injected faults.
     #[cfg(feature = "sim")]
     #[must_use]
     pub fn from_sim(sim: Arc<SimDevice>) -> Self {
@@ -112,15 +109,14 @@ impl CudaDevice {
         device
     }
 
-    /// The spec of a simulated device.
     #[cfg(feature = "sim")]
     pub(crate) fn spec_of(sim: &SimDevice) -> DeviceSpec {
         sim.seed().map_or(DeviceSpec::Sim, DeviceSpec::SimSeeded)
     }
 
-    /// A device on any driver, such as one that wraps another to count or fail its calls.
+    /// Opens a device on any driver, such as one that wraps another to count or fail its calls.
     ///
-    /// It is used as a GPU is, whatever stands behind the driver: a simulated device behind it has no detector's reports here.
+    /// If the driver wraps a simulated device, its race reports are not available here.
     #[must_use]
     pub fn from_driver(driver: Arc<dyn Driver>) -> Self {
         let properties = driver.properties();
@@ -149,7 +145,7 @@ impl CudaDevice {
         &self.driver
     }
 
-    /// The driver, if it wants to know of streams' names and of sub-allocated ranges: that of a device opened as a simulated one.
+    /// Returns the driver if it receives the names of streams and the ranges of sub-allocations: that of a simulated device.
     pub(crate) fn observer(&self) -> Option<&Arc<dyn Driver>> {
         self.is_observed.then_some(&self.driver)
     }
@@ -160,7 +156,7 @@ impl CudaDevice {
         self.sim.as_ref()
     }
 
-    /// Whether work advances only in driver calls, in an order that a seed decides.
+    /// Returns whether work advances only in driver calls, in an order that a seed decides.
     pub(crate) fn is_seeded(&self) -> bool {
         #[cfg(feature = "sim")]
         return self.sim.as_ref().is_some_and(|sim| sim.seed().is_some());
@@ -168,44 +164,43 @@ impl CudaDevice {
         return false;
     }
 
-    /// What this device was opened as; for a driver that was passed in, what it is.
+    /// Returns the spec that this device was opened with, or the kind of the driver for [`CudaDevice::from_driver`].
     pub fn spec(&self) -> &str {
         &self.spec
     }
 
-    /// The device's number.
+    /// Returns the ordinal of the device.
     pub fn ordinal(&self) -> u32 {
         self.properties().ordinal
     }
 
-    /// Facts that do not change while the device is open.
+    /// Returns the properties of the device, which do not change while it is open.
     pub fn properties(&self) -> &DeviceProperties {
         self.driver.properties()
     }
 
-    /// Free and total memory of the physical device now.
+    /// Returns the free and the total memory that the driver reports now.
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         Ok(self.driver.memory_info()?)
     }
 
-    /// What the race detector of the simulated device found; always empty on a GPU.
+    /// Returns the races that the detector of a simulated device found; always empty on a GPU.
     ///
-    /// Races that no call has returned, and that this method has not returned either, are written to standard error when the device
-    /// or the process ends.
+    /// Races that neither this method nor another call has returned are written to standard error when the device or the process ends.
     #[cfg(feature = "sim")]
     pub fn races(&self) -> Vec<RaceReport> {
         self.sim.as_ref().map(|sim| sim.races()).unwrap_or_default()
     }
 
-    /// Waits until everything queued on the device has completed. On a GPU this breaks every stream capture that is open in the process.
+    /// Waits until all work queued on the device has completed. On a GPU this invalidates every open stream capture of the process.
     pub fn synchronize(&self) -> Result<()> {
         Ok(self.driver.synchronize()?)
     }
 
-    /// The driver memory pool of this device, made at first use: one of our own, so that nobody else's settings matter.
+    /// Returns the driver memory pool of this device; the first call creates it. Other users of the device's default pool do not affect it.
     ///
-    /// It keeps what it reserved across synchronisations ([`PoolOptions::default`]). A device without stream-ordered
-    /// pools answers [`DriverError::Unsupported`].
+    /// It keeps its reserved memory across synchronisations ([`PoolOptions::default`]). On a device without stream-ordered pools this is
+    /// [`DriverError::Unsupported`].
     pub fn memory_pool(&self) -> Result<PoolHandle> {
         if let Some(pool) = self.memory_pool.get() {
             return Ok(*pool);
@@ -213,7 +208,7 @@ impl CudaDevice {
         let Some(pools) = self.driver.async_pools() else {
             return Err(DriverError::Unsupported { call: "memory_pool" }.into());
         };
-        // No lock is held over the driver call: a thread that loses the race destroys its own pool again.
+        // No lock is held over the driver call: a thread that loses the race destroys its pool.
         let created = pools.pool_create(&PoolOptions::default())?;
         let kept = *self.memory_pool.get_or_init(|| created);
         if kept != created {
@@ -226,13 +221,13 @@ impl CudaDevice {
         Ok(kept)
     }
 
-    /// The pool of [`CudaDevice::memory_pool`], if it was made already.
+    /// Returns the pool of [`CudaDevice::memory_pool`] if it exists already.
     #[inline]
     pub(crate) fn known_memory_pool(&self) -> Option<PoolHandle> {
         self.memory_pool.get().copied()
     }
 
-    /// The kernel of the debug guard, once a guard has loaded it.
+    /// Returns the kernel of the debug guard, which the first guard loads.
     #[cfg(feature = "guard")]
     pub(crate) fn guard_kernel(&self) -> &OnceLock<CudaFunction> {
         &self.guard_kernel
@@ -246,9 +241,9 @@ impl CudaDevice {
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         if let (Some(pool), Some(pools)) = (self.memory_pool.get(), self.driver.async_pools()) {
-            // A lost device has taken the pool with it; there is nobody left to tell.
+            // A lost device has taken the pool with it; a drop cannot return the error.
             #[allow(unsafe_code)]
-            // SAFETY: the device owns its pool, and goes; every user of the pool holds the device.
+            // SAFETY: the device owns its pool; every user of the pool holds the device, so none is left.
             let _ = unsafe { pools.pool_destroy(*pool) };
         }
         #[cfg(feature = "sim")]

@@ -1,10 +1,10 @@
-//! How long the running call may still wait for the device.
+//! The remaining time that the running call may wait for the device.
 //!
-//! A budget gives each request one deadline ([`DeviceWait::begin`]). Every host wait inside that call spends from it: the budget's
-//! own polls for pending frees, and what resources below wait for, however deep. The deadline belongs to the thread, so no decorator has
-//! to pass it on. A resource without a budget above it waits without a limit.
+//! A budget gives each request one deadline ([`DeviceWait::begin`]). Every host wait inside that call spends from it: the budget's own
+//! polls for pending frees, and the waits of all resources below. The deadline is thread-local, so decorators do not pass it on.
+//! Without a budget above it, a resource waits without a limit.
 //!
-//! Time is counted by the pauses between polls, so that a seeded device replays it. Without a scheduler the clock counts too.
+//! Time is the sum of the pauses between polls, so that a seeded device replays it. Without a scheduler the clock counts too.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use xlog_driver::sync::{is_scheduled, scheduling_point};
 
-/// Set in what is left when a budget above calls again, with a deadline, if this call fails: it does not wait. A budget below may wait,
-/// and spends of what is left.
+/// A flag in `LEFT`: the call must not wait, because the budget above repeats it with a deadline. A budget below may wait, and spends
+/// from the rest of the word.
 const DEFERRED: u64 = 1 << 63;
-/// No budget above: waits have no limit. What they spend is subtracted all the same.
+/// No budget above: waits have no limit. Time spent is subtracted nevertheless.
 const UNLIMITED: u64 = DEFERRED - 1;
-/// The longest deadline. More is no limit.
+/// The longest deadline. Larger values mean no limit.
 const LONGEST: u64 = 1 << 62;
 
-/// Polls that only yield, before the first one that sleeps.
+/// The number of polls that yield before the first one that sleeps.
 const YIELDS: u32 = 8;
 const FIRST_SLEEP: Duration = Duration::from_micros(2);
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
@@ -32,7 +32,7 @@ thread_local! {
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// What the running call may still wait; `None` without a limit.
+/// Returns the time that the running call may still wait; `None` without a limit.
 pub(crate) fn left() -> Option<Duration> {
     match LEFT.get() {
         deferred if deferred & DEFERRED != 0 => Some(Duration::ZERO),
@@ -41,7 +41,7 @@ pub(crate) fn left() -> Option<Duration> {
     }
 }
 
-/// Counts `time` that the running call has waited by other means than a [`Backoff`].
+/// Subtracts `time` that the running call has waited without a [`Backoff`].
 pub(crate) fn spend(time: Duration) {
     let before = LEFT.get();
     if before <= LONGEST {
@@ -49,7 +49,7 @@ pub(crate) fn spend(time: Duration) {
     }
 }
 
-/// The deadline of a call, until this is dropped. A call inside another one has at most what the other one has left.
+/// The deadline of a call, until this is dropped. A nested call has at most the remaining time of the outer one.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct DeviceWait {
@@ -60,7 +60,7 @@ pub(crate) struct DeviceWait {
 }
 
 impl DeviceWait {
-    /// From now on calls of this thread wait for the device for at most `limit` together.
+    /// Limits the sum of this thread's waits for the device to `limit`.
     pub(crate) fn begin(limit: Duration) -> Self {
         let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX).min(LONGEST);
         let before = LEFT.get();
@@ -75,13 +75,13 @@ impl DeviceWait {
 impl Drop for DeviceWait {
     fn drop(&mut self) {
         let spent = self.granted.saturating_sub(LEFT.get());
-        // Outside all calls the time spent is of no interest.
+        // Without an outer limit the time spent is not kept.
         LEFT.set(if self.before == UNLIMITED { UNLIMITED } else { self.before - spent });
         END.set(self.end_before);
     }
 }
 
-/// No call waits for the device until this is dropped, except for one that gives itself a deadline of its own.
+/// Makes calls fail instead of waiting for the device until this is dropped, except for calls that begin their own deadline.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Deferred {
@@ -89,7 +89,7 @@ pub(crate) struct Deferred {
     _not_send: PhantomData<*const ()>,
 }
 
-/// What would wait for the device fails instead: the caller calls again with a deadline.
+/// Begins a call that must not wait: the caller repeats it with a deadline if it fails.
 #[inline(always)]
 pub(crate) fn defer() -> Deferred {
     let before = LEFT.get();
@@ -98,7 +98,7 @@ pub(crate) fn defer() -> Deferred {
 }
 
 impl Deferred {
-    /// Ends it, and says what budgets below have spent meanwhile.
+    /// Ends it. Returns the time that budgets below have spent meanwhile.
     pub(crate) fn end(self) -> Duration {
         Duration::from_nanos((self.before & !DEFERRED).saturating_sub(LEFT.get() & !DEFERRED))
     }
@@ -112,7 +112,7 @@ impl Drop for Deferred {
     }
 }
 
-/// Waits have no limit until this is dropped, and spend nothing of the deadline.
+/// Waits without a limit that do not spend from the deadline, until this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Suspended {
@@ -121,7 +121,7 @@ pub(crate) struct Suspended {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Suspends the deadline for code of the caller's: a pressure function.
+/// Suspends the deadline for a pressure function, which is code of the user.
 pub(crate) fn suspend() -> Suspended {
     let before = LEFT.replace(UNLIMITED);
     Suspended { before, began: Instant::now(), _not_send: PhantomData }
@@ -134,14 +134,14 @@ impl Drop for Suspended {
     }
 }
 
-/// Pauses between polls that grow from a yield to a millisecond.
+/// Pauses between polls, which grow from a yield to a millisecond.
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     polls: u32,
 }
 
 impl Backoff {
-    /// Pauses before the next poll; false when the call may wait no longer.
+    /// Pauses before the next poll. Returns false if the call may not wait any longer.
     pub(crate) fn pause(&mut self) -> bool {
         let sleeps = self.polls.checked_sub(YIELDS);
         self.polls = self.polls.saturating_add(1);
@@ -163,7 +163,7 @@ impl Backoff {
         } else {
             thread::yield_now();
         }
-        // Where threads are scheduled by a seed, another one may go on here.
+        // Under a seeded scheduler another thread may run here.
         scheduling_point();
         if let Some(left) = left {
             LEFT.set((left - pause).as_nanos() as u64);
@@ -172,7 +172,7 @@ impl Backoff {
     }
 }
 
-/// Polls until `done` says yes; false when the call may wait no longer.
+/// Polls until `done` returns true. Returns false if the call may not wait any longer.
 pub(crate) fn poll<E>(mut done: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
     let mut backoff = Backoff::default();
     loop {

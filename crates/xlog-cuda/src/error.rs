@@ -1,7 +1,7 @@
-//! The errors above the driver seam.
+//! The errors of the runtime.
 //!
-//! A variant is a decision that a caller can take; the text names the value and says what would have been accepted or
-//! what to do. A driver's own error passes through unchanged in [`XlogError::Driver`].
+//! Variants are what callers distinguish. The text names the value, and the accepted values or a remedy. A driver's error is wrapped
+//! unchanged in [`XlogError::Driver`].
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -26,11 +26,11 @@ pub type Result<T, E = XlogError> = std::result::Result<T, E>;
 /// assert!(error.to_string().contains("\"sim:-1\""));
 /// ```
 ///
-/// `{:?}` has the variant and the text: a `main` that returns it prints that.
+/// `{:?}` prints the variant and the text, for a `main` that returns the error.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XlogError {
-    /// An operation of the runtime failed; the text says which and why. The cause, if it is typed, is the error's source.
+    /// An operation of the runtime failed; the text says which and why. A typed cause is the error's source.
     Kernel(String),
     /// A driver call failed.
     Driver(DriverError),
@@ -40,60 +40,60 @@ pub enum XlogError {
         spec: String,
         /// What is wrong with it.
         reason: String,
-        /// What would have been accepted.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// The device is well named but cannot be opened.
+    /// The named device cannot be opened.
     Open {
-        /// The device asked for.
+        /// The spec of the device.
         spec: String,
         /// Why it cannot be opened, and what to do.
         cause: DriverError,
     },
-    /// The id belongs to no stream that is out.
+    /// The id belongs to no leased stream.
     UnknownStream {
         /// The id as given.
         id: StreamId,
     },
-    /// A stream could not be had.
+    /// A stream could not be leased.
     StreamPool(StreamPoolError),
     /// A memory resource refused or failed.
     Resource(ResourceError),
     /// A setting has a value that is not accepted.
     BadSetting {
-        /// The setting: an environment variable, or what it is in code.
+        /// The setting: an environment variable, or a description.
         name: &'static str,
         /// The value as given.
         value: String,
         /// What is wrong with it.
         reason: &'static str,
-        /// What would have been accepted.
+        /// The accepted values.
         accepted: &'static str,
     },
-    /// The log file has a writer: another runtime, in this process or another.
+    /// The log file already has a writer, in this process or another.
     LogInUse {
-        /// The file, with what its pattern stands for.
+        /// The file, after expansion of its pattern.
         path: PathBuf,
     },
-    /// Two things that must belong to one open device belong to two.
+    /// Two objects that must belong to one open device belong to two.
     DifferentDevices {
         /// The call that refused.
         call: &'static str,
-        /// The thing the call was made on, and its device.
+        /// The object that the call was made on, and its device.
         left: String,
-        /// The thing that was passed, and its device.
+        /// The argument, and its device.
         right: String,
     },
 }
 
-/// The typed causes of [`XlogError::Kernel`], by its text: the variant has no room for them. A text is kept for ever, so only
+/// The typed causes of [`XlogError::Kernel`] by its text, since the variant has no field for them. Entries are never removed, so only
 /// failures to build a shared runtime have one.
 static CAUSES: Mutex<BTreeMap<String, &'static XlogError>> = Mutex::new(BTreeMap::new());
 /// The maximum number of texts with a cause.
 const MAX_CAUSES: usize = 256;
 
 impl XlogError {
-    /// [`XlogError::Kernel`] with this text, which includes that of its cause.
+    /// Returns [`XlogError::Kernel`] with this text, which includes that of its cause.
     pub(crate) fn kernel(text: String, cause: Self) -> Self {
         let mut causes = CAUSES.lock();
         if causes.len() < MAX_CAUSES && !causes.contains_key(&text) {
@@ -137,7 +137,7 @@ impl From<ResourceError> for XlogError {
 impl fmt::Debug for XlogError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Its text is all it has.
+            // The text is its only field.
             Self::Kernel(text) => return f.debug_tuple("Kernel").field(text).finish(),
             Self::Driver(error) => write!(f, "Driver({error:?})")?,
             Self::StreamPool(error) => write!(f, "StreamPool({error:?})")?,

@@ -1,12 +1,13 @@
-//! The buffers of one launch, ordered together.
+//! The uses of the buffers of one launch.
 //!
-//! A [`LaunchRecorder`] collects what a launch reads and writes. `preflight` opens a use of every block, which makes the
-//! launch's stream wait for what it must follow; the launch is queued; `commit` closes all uses at once, so that one event
-//! serves them all. [`LaunchRecorder::run`] does the three in one call.
+//! A [`LaunchRecorder`] collects the buffers that a launch reads and writes. `preflight` opens a use of every block, which makes the
+//! launch's stream wait for what the launch depends on. The caller queues the launch. `commit` closes all uses at once, so that they
+//! share one event. [`LaunchRecorder::run`] does all three.
 //!
-//! Invariants: nothing is queued before every buffer was found acceptable; a use that was opened is closed exactly once, on the
-//! runtime it was opened on, whichever way the recorder ends: commit, an error, a panic, or a drop. Closing without a launch
-//! is harmless, leaving open is not: an open use keeps its block from ever being freed.
+//! Invariants:
+//! - No wait is queued before every buffer is accepted.
+//! - An opened use is closed exactly once, on the runtime that it was opened on, by commit, an error, a panic or the drop. A use that
+//!   stayed open would keep its block from ever being freed.
 
 use std::fmt;
 
@@ -20,12 +21,12 @@ use crate::device_runtime::runtime::{XlogDeviceRuntime, catch_panic};
 use crate::memory::{Shown, TrackedCudaSlice};
 use crate::{DeviceStream, Result};
 
-/// Buffers of a launch that are kept without an allocation.
+/// The number of buffers that a recorder stores inline.
 const INLINE_USES: usize = 8;
 
 type Uses = SmallVec<[(BlockId, Access); INLINE_USES]>;
 
-/// Collects the buffers of one launch, and orders the launch against every other use of them.
+/// Collects the buffers of one launch, and orders the launch against all other uses of them.
 ///
 /// ```
 /// use xlog_cuda::prelude::*;
@@ -55,13 +56,12 @@ pub struct LaunchRecorder {
     wanted: SmallVec<[Wanted; INLINE_USES]>,
     /// Memory that no runtime backs: how many buffers, and the address of the first.
     foreign: Option<(usize, u64)>,
-    /// Graphs that the launch runs.
     graphs: SmallVec<[Graph; 1]>,
     skipped: usize,
     opened: Option<Opened>,
-    /// Buffers that show their address after preflight.
+    /// Buffers whose address becomes visible after preflight.
     hidden: SmallVec<[Shown; INLINE_USES]>,
-    /// A buffer that was named too late; told at the next call that can tell.
+    /// A buffer or graph that was named after preflight; returned by the next fallible call.
     late: Option<ResourceError>,
 }
 
@@ -70,12 +70,12 @@ pub struct LaunchRecorder {
 struct Wanted {
     block: BlockId,
     access: Access,
-    /// Where the runtime that backs it lives; enough to compare, since a block's identity is never issued twice.
+    /// The address of the block's runtime. It may be reused after the runtime's end, but a block's identity is not.
     runtime: usize,
     order: usize,
 }
 
-/// Uses that are open, and where.
+/// Open uses, and the runtime that they were opened on.
 struct Opened {
     runtime: XlogDeviceRuntime,
     uses: Uses,
@@ -84,13 +84,12 @@ struct Opened {
 }
 
 impl LaunchRecorder {
-    /// A recorder for a launch on `stream` that refuses memory which the runtime does not track.
+    /// Creates a recorder for a launch on `stream`. It refuses memory that the runtime does not track.
     pub fn new_strict(stream: StreamId) -> Self {
         Self::new(stream, true)
     }
 
-    /// A recorder for a launch on `stream` that passes over memory which the runtime does not track: its order is the
-    /// caller's affair.
+    /// Creates a recorder for a launch on `stream`. It skips memory that the runtime does not track, which the caller has to order.
     pub fn new_permissive(stream: StreamId) -> Self {
         Self::new(stream, false)
     }
@@ -109,25 +108,25 @@ impl LaunchRecorder {
         }
     }
 
-    /// The launch reads the buffer.
+    /// Adds a buffer that the launch reads.
     pub fn read<T>(&mut self, slice: &TrackedCudaSlice<T>) -> &mut Self {
         self.add(slice, Access::Read)
     }
 
-    /// The launch writes the buffer and does not look at what was there.
+    /// Adds a buffer that the launch writes without reading it.
     pub fn write<T>(&mut self, slice: &TrackedCudaSlice<T>) -> &mut Self {
         self.add(slice, Access::Write)
     }
 
-    /// The launch reads and writes the buffer.
+    /// Adds a buffer that the launch reads and writes.
     pub fn read_write<T>(&mut self, slice: &TrackedCudaSlice<T>) -> &mut Self {
         self.add(slice, Access::ReadWrite)
     }
 
-    /// The launch runs a graph: it uses every block that the graph does, and follows what the graph follows outside.
+    /// Adds a graph that the launch runs: all blocks that the graph uses, and the outside work that it depends on.
     ///
-    /// [`Graph::launch`] does this by itself. It is for graphs that other code launches. Between preflight and commit no other launch of the graph, or of one
-    /// that shares its arena, may be queued: two that are open at once are not ordered.
+    /// It is for graphs that other code launches; [`Graph::launch`] does this by itself. Between preflight and commit the caller must not
+    /// queue another launch of the graph, or of one that shares its arena: the recorder does not order the two.
     pub fn graph(&mut self, graph: &Graph) -> &mut Self {
         if self.opened.is_some() {
             self.late.get_or_insert_with(|| {
@@ -170,19 +169,19 @@ impl LaunchRecorder {
         self
     }
 
-    /// The stream of the launch.
+    /// Returns the stream of the launch.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// How many buffers the last preflight of a permissive recorder passed over.
+    /// Returns the number of buffers that the last preflight of a permissive recorder skipped.
     pub fn skipped(&self) -> usize {
         self.skipped
     }
 
-    /// Before the launch is queued: checks every buffer, then makes the stream wait for what the launch must follow.
+    /// Checks every buffer, then makes the stream wait for what the launch depends on. Call it before the launch is queued.
     ///
-    /// After an error nothing is open and it may be called again; after success it may not.
+    /// After an error no use is open, and it may be called again; after success it may not.
     pub fn preflight(&mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
         if let Some(late) = &self.late {
             return Err(late.clone());
@@ -195,13 +194,13 @@ impl LaunchRecorder {
         }
         let uses = self.tracked(runtime)?;
         self.check_graphs(runtime)?;
-        // Kept in the recorder while it grows, so that even a panic below closes what is open.
+        // Stored in the recorder before the first use is opened, so that a panic below closes the open uses.
         let capture = runtime.graphs().capture_number(self.stream)?;
         let (runtime_share, open) = (runtime.share(), Uses::with_capacity(uses.len()));
         let opened = self.opened.insert(Opened { runtime: runtime_share, uses: open, capture });
         for (block, access) in uses {
             if let Err(error) = runtime.prepare_block_use(block, self.stream, access) {
-                // The refusal is what the caller can act on.
+                // The error of the prepare is more useful than one of the close.
                 let _ = self.close();
                 return Err(error);
             }
@@ -224,7 +223,7 @@ impl LaunchRecorder {
         Ok(stream.check_not_capturing("the launch of a graph")?)
     }
 
-    /// Makes the stream wait for what the graphs follow outside.
+    /// Makes the stream wait for the outside work that the graphs depend on.
     fn wait_for_graphs(&self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
         for graph in &self.graphs {
             let stream = runtime.stream_pool().raw(self.stream);
@@ -234,9 +233,9 @@ impl LaunchRecorder {
         Ok(())
     }
 
-    /// After the launch is queued, or failed to be: records all its uses and closes them.
+    /// Closes all uses after the launch was queued, or failed to be.
     ///
-    /// One failure does not stop the others; the first is returned. Whatever is returned, no use is left open here.
+    /// Returns the first error. No use is left open, even after an error.
     pub fn commit(mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<()> {
         let Some(opened) = &self.opened else {
             return Err(ResourceError::StreamMisuse(
@@ -258,7 +257,7 @@ impl LaunchRecorder {
         }
     }
 
-    /// Preflight, `launch`, commit. The uses are closed also when `launch` fails or panics; its error comes first.
+    /// Runs preflight, `launch` and commit. If `launch` fails or panics, the uses are closed; its error takes precedence.
     ///
     /// ```
     /// use xlog_cuda::prelude::*;
@@ -287,7 +286,7 @@ impl LaunchRecorder {
         Ok(value)
     }
 
-    /// The uses to open on `runtime`, each block once; what it does not track is refused or passed over.
+    /// Returns the uses to open on `runtime`, each block once. Refuses or skips memory that it does not track.
     fn tracked(&mut self, runtime: &XlogDeviceRuntime) -> ResourceResult<Uses> {
         self.merge();
         let refuse = |ptr: u64, why: &str| {
@@ -319,8 +318,8 @@ impl LaunchRecorder {
         Ok(uses)
     }
 
-    /// Names each block once, with the union of its accesses, in the order of first mention: that order reaches the driver,
-    /// and a run that is replayed must repeat it.
+    /// Merges the uses of each block into one with the union of their accesses. It keeps the order of first mention, which determines the
+    /// order of driver calls, so that a run replays.
     fn merge(&mut self) {
         let identity = |wanted: &Wanted| {
             let BlockId { ptr, generation, device_ordinal, .. } = wanted.block;
@@ -337,7 +336,7 @@ impl LaunchRecorder {
         self.wanted.sort_unstable_by_key(|wanted| wanted.order);
     }
 
-    /// Closes what is open, once.
+    /// Closes the open uses, once.
     fn close(&mut self) -> ResourceResult<()> {
         match self.opened.take() {
             Some(Opened { runtime, uses, capture }) if !uses.is_empty() => {
@@ -350,7 +349,7 @@ impl LaunchRecorder {
 
 impl Drop for LaunchRecorder {
     fn drop(&mut self) {
-        // The launch may have been queued: recording a use that was not is harmless, losing one is not.
+        // The launch may have been queued. To record a use without a launch is harmless.
         catch_panic(|| self.close());
     }
 }

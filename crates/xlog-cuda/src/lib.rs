@@ -20,7 +20,7 @@
 //!
 //! | item | what it is |
 //! |---|---|
-//! | [`XlogDeviceRuntime`](device_runtime::XlogDeviceRuntime) | one runtime per device: its streams, and the resources that serve its memory |
+//! | [`XlogDeviceRuntime`](device_runtime::XlogDeviceRuntime) | the runtime of one device: its streams and its memory resources |
 //! | [`GpuMemoryManager`], [`TrackedCudaSlice`], [`DeviceView`] | typed buffers in device memory, and ranges of them |
 //! | [`LaunchRecorder`] | orders a kernel after everything that its buffers depend on |
 //! | [`DeviceMemoryResource`](device_runtime::DeviceMemoryResource) | the trait of resources: [`PoolResource`](device_runtime::PoolResource), [`AsyncCudaResource`](device_runtime::AsyncCudaResource), [`DirectCudaResource`](device_runtime::DirectCudaResource), [`PinnedHostResource`](device_runtime::PinnedHostResource), and decorators |
@@ -28,24 +28,24 @@
 //! | [`CudaDevice`] | one open device: `"cuda:0"`, `"sim"` or `"sim:SEED"` |
 //! | [`XlogError`] | typed errors |
 //!
-//! Work names its stream; work on another stream is ordered by an event or a synchronisation; nothing relies on the legacy default
-//! stream. The simulated devices check this rule and report who broke it ([`CudaDevice::races`]); a GPU does not.
+//! All work names its stream. Events or synchronisations order work across streams; nothing relies on the legacy default stream. A
+//! simulated device detects violations of this rule ([`CudaDevice::races`]); a GPU does not.
 //!
 //! # Features
 //!
-//! The first five are on by default. Without them the crate is the core alone: devices, streams, order, resources, budget, statistics and
-//! logs in memory. A setting that asks for a part which is not built in is refused, with the name of its feature.
+//! The first five are on by default. Without them the crate has devices, streams, ordering, resources, budget, statistics and in-memory
+//! logs. A setting that needs a missing feature is refused with the name of that feature.
 //!
 //! | feature | what it adds |
 //! |---|---|
 //! | `sim` | the simulated device behind `"sim"` and `"sim:SEED"`, with its race detector |
 //! | `ledger` | one limit per GPU for all processes |
-//! | `trace` | logs as files; the report of blocks that are live when the process ends |
-//! | `nvtx` | pools that a memory checker sees block by block |
-//! | `guard` | canaries, poison, a quarantine and guard pages under any resource |
-//! | `cudarc` | our streams and buffers in launches of the crate cudarc |
+//! | `trace` | log files; the report of blocks that are live when the process ends |
+//! | `nvtx` | pools whose blocks a memory checker sees one by one |
+//! | `guard` | canaries, poison, a quarantine and guard pages over any resource |
+//! | `cudarc` | streams and buffers of this crate in launches of the crate cudarc |
 //! | `metrics` | statistics through the `metrics` facade, and as a page for Prometheus |
-//! | `tracing` | spans around what may take long |
+//! | `tracing` | spans around slow operations |
 
 #![deny(unsafe_code)]
 

@@ -1,17 +1,17 @@
-//! Spans of the crate `tracing` around what may take long, with the feature `tracing`; nothing without it.
+//! Spans of the crate `tracing` around slow operations, with the feature `tracing`; without it they compile to nothing.
 //!
 //! | span | around | fields |
 //! |---|---|---|
 //! | `runtime_build` | building the runtime of an ordinal | `ordinal` |
 //! | `segment_growth` | taking memory for a pool from the device | `bytes` |
-//! | `out_of_memory_ladder` | what a budget does before it refuses | `bytes` |
+//! | `out_of_memory_ladder` | the steps of a budget before it refuses | `bytes` |
 //! | `reap_pending` | waiting for frees that are queued | |
-//! | `trim` | giving unused memory back to the device | |
+//! | `trim` | returning unused memory to the device | |
 //! | `ledger_file_lock` | taking a ledger's file lock (the crate `xlog-ledger`) | `path` |
 //!
-//! No path that serves an operation from memory already at hand has one.
+//! The fast paths, which use cached memory, have no span.
 
-/// A span of the level `debug` to the end of the block it stands in.
+/// Opens a span of the level `debug` until the end of the enclosing block.
 #[cfg(feature = "tracing")]
 macro_rules! slow_path {
     ($($span:tt)*) => {

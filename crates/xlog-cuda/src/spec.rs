@@ -1,20 +1,20 @@
-//! The text that names a device.
+//! Device specs, the texts that name devices.
 //!
-//! Parsing is pure: it opens nothing and looks at no hardware, so a bad text is told apart from a device that is not
-//! there. There are exactly three forms and no aliases; a text with space around it is refused rather than trimmed.
+//! Parsing does not look at the hardware, so a bad spec and a missing device are different errors. There are exactly three forms, without
+//! aliases; surrounding space is refused.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Result, XlogError};
 
-/// The environment variable that names the device where a default one is wanted.
+/// The environment variable that names the default device.
 pub const DEVICE_VARIABLE: &str = "XLOG_DEVICE";
 
 const ACCEPTED: &str = "\"cuda:N\" (GPU number N, from 0), \"sim\" (simulated, streams on CPU threads) and \
                         \"sim:SEED\" (simulated, the order decided by SEED, 0 to 18446744073709551615)";
 
-/// Which device to open.
+/// The device to open.
 ///
 /// ```
 /// use xlog_cuda::DeviceSpec;
@@ -26,7 +26,7 @@ const ACCEPTED: &str = "\"cuda:N\" (GPU number N, from 0), \"sim\" (simulated, s
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DeviceSpec {
-    /// A GPU, by its number among those the CUDA driver shows to this process.
+    /// A GPU, by its ordinal among those that the CUDA driver shows to this process.
     Cuda(usize),
     /// The simulated device, its streams running concurrently on CPU threads.
     Sim,
@@ -35,7 +35,7 @@ pub enum DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// What [`DEVICE_VARIABLE`] asks for; `None` when it is not set. Set but empty is an error.
+    /// Reads [`DEVICE_VARIABLE`]; `None` if it is not set. An empty value is an error.
     pub fn from_environment() -> Result<Option<Self>> {
         let Some(value) = std::env::var_os(DEVICE_VARIABLE) else {
             return Ok(None);
@@ -50,7 +50,7 @@ impl DeviceSpec {
         })
     }
 
-    /// True for both forms of the simulated device.
+    /// Returns whether this is a simulated device, seeded or not.
     #[must_use]
     pub fn is_simulated(self) -> bool {
         !matches!(self, Self::Cuda(_))
@@ -82,7 +82,7 @@ impl FromStr for DeviceSpec {
     }
 }
 
-/// Digits only: unlike the standard parser, no sign.
+/// Parses digits. Unlike the standard parser, it refuses a sign.
 fn number<N: FromStr>(text: &str) -> std::result::Result<N, &'static str> {
     if text.is_empty() {
         return Err("is missing");

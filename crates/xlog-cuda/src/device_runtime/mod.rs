@@ -1,6 +1,6 @@
-//! The runtime on one device: streams, and the words that everything ordered on them shares.
+//! The runtime of one device: its streams, its memory resources, and the types that they share.
 //!
-//! Every public name of a submodule is reachable here too, with the device and stream types it works on.
+//! The public types of the submodules are also exported here, with the device and stream types that they use.
 
 #[allow(unsafe_code)]
 mod adopted;

@@ -1,15 +1,14 @@
-//! The runtime of one device: a device, its streams and one memory resource, held together.
+//! The runtime of one device: the device, its streams and one memory resource.
 //!
-//! [`XlogDeviceRuntime`] is a facade over the resource, without a lock or bookkeeping of its own. It keeps the parts alive for the
-//! buffers and recorders made from them, refuses parts of different devices or stream pools, and reports blocks that are live when
-//! it is dropped.
+//! [`XlogDeviceRuntime`] is a facade over the resource, without locks or bookkeeping. It keeps the parts alive for the buffers and
+//! recorders that use them, refuses parts of different devices or stream pools, and reports blocks that are live when it is dropped.
 //!
 //! Invariants:
-//! - Whether the parts fit is decided once, at construction; every call that could touch the device returns that verdict.
-//! - A resource with live blocks is never torn down: work on them may still run.
+//! - Construction checks once whether the parts fit. If they do not, every call that could use the device returns that error.
+//! - A resource with live blocks is never dropped: work on them may still run.
 //!
-//! `core` holds the parts, `calls` forwards to the resource, `table` holds the runtimes that the whole process shares, `config`
-//! describes how one of them is built, and `stack` builds it.
+//! `core` holds the parts, `calls` forwards to the resource, `table` holds the shared runtimes of the process, `config` is the
+//! configuration of a runtime, and `stack` builds one from it.
 
 mod calls;
 mod config;
@@ -93,15 +92,15 @@ pub struct XlogDeviceRuntime {
 
 impl XlogDeviceRuntime {
     /// Opens a device, `"cuda:N"`, `"sim"` or `"sim:SEED"`, and builds an unshared runtime on it by [`RuntimeConfig::default`], with the
-    /// ledger and the quota that the environment gives the process ([`RuntimeConfig::with_quota_from_environment`]).
+    /// ledger and the quota of the environment ([`RuntimeConfig::with_quota_from_environment`]).
     ///
-    /// Another text is [`XlogError::BadDeviceSpec`](crate::XlogError::BadDeviceSpec), which lists what is accepted.
+    /// Any other text is [`XlogError::BadDeviceSpec`](crate::XlogError::BadDeviceSpec), which lists the accepted forms.
     /// [`RuntimeConfig::open`] takes settings.
     pub fn open(spec: &str) -> Result<Arc<Self>> {
         RuntimeConfig::default().with_device(spec.parse()?).with_quota_from_environment()?.open()
     }
 
-    /// A runtime of these parts, outside the process-wide table.
+    /// Builds a runtime of these parts, outside the process-wide table.
     ///
     /// Parts of different devices or different stream pools are refused at first use, with a
     /// [`ResourceError::Driver`](super::ResourceError::Driver) that names both.
@@ -161,9 +160,9 @@ impl XlogDeviceRuntime {
         Self { core }
     }
 
-    /// Builds an unshared runtime on an open device like a shared one: a budget over a resource, metered by a ledger.
+    /// Builds an unshared runtime on an open device by a configuration: a budget over a resource, metered by a ledger.
     ///
-    /// A configuration that names another device is refused; [`RuntimeConfig::open`] opens the one it names. [`LedgerSetting`]
+    /// A configuration that names another device is refused; [`RuntimeConfig::open`] opens the device that it names. [`LedgerSetting`]
     /// defines when a ledger that cannot be joined is an error.
     ///
     /// ```
@@ -181,19 +180,21 @@ impl XlogDeviceRuntime {
         stack::stack(device, config)
     }
 
-    /// Previews a runtime built by `config` on this device: its limit, and the state of its ledger. For a missing ledger it tests
-    /// whether the file could be created, and leaves nothing behind.
+    /// Previews the limit and the ledger of a runtime that `config` would build on this device.
+    ///
+    /// For a missing ledger it tests whether the file could be created, and leaves nothing behind.
     pub fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
         ledger_join::preview_limits(device, config)
     }
 
-    /// The runtime of this ordinal that the whole process shares, built at the first call.
+    /// Returns the shared runtime of this ordinal; the first call builds it.
     ///
-    /// One thread builds it; concurrent callers wait and get the same runtime. The configuration is that of
-    /// [`XlogDeviceRuntime::configure`], or else of the environment ([`RuntimeConfig::from_environment`]): GPU number `ordinal`,
-    /// unless a simulated device is named. An ordinal outside the table, a bad setting and a device that cannot be opened are
-    /// [`XlogError::Kernel`](crate::XlogError::Kernel), whose [`source`](std::error::Error::source) is the typed cause; the next
-    /// call tries again.
+    /// One thread builds it; concurrent callers wait and get the same runtime. [`XlogDeviceRuntime::configure`] sets its configuration;
+    /// the default is that of the environment ([`RuntimeConfig::from_environment`]). The device is GPU number `ordinal`, unless a
+    /// simulated device is configured.
+    ///
+    /// An ordinal outside the table, a bad setting and a device that cannot be opened are [`XlogError::Kernel`](crate::XlogError::Kernel),
+    /// whose [`source`](std::error::Error::source) is the typed cause. The next call tries again.
     pub fn try_get(ordinal: u32) -> Result<&'static Self> {
         table::shared(ordinal).map(|runtime| &**runtime)
     }
@@ -205,7 +206,7 @@ impl XlogDeviceRuntime {
 
     /// Sets the configuration of this ordinal's shared runtime, instead of the environment. The last call before first use counts.
     ///
-    /// After the runtime was built, or for a configuration that names another GPU, it is an error and changes nothing.
+    /// It is an error, and changes nothing, if the runtime is already built or the configuration names another GPU.
     ///
     /// ```
     /// use xlog_cuda::DeviceSpec;
@@ -221,7 +222,7 @@ impl XlogDeviceRuntime {
         table::configure(ordinal, config)
     }
 
-    /// The number of the device.
+    /// Returns the ordinal of the device.
     pub fn device_ordinal(&self) -> u32 {
         self.core.ordinal
     }
@@ -231,7 +232,7 @@ impl XlogDeviceRuntime {
         &self.core.device
     }
 
-    /// The streams that ids of this runtime name.
+    /// The stream pool that resolves stream ids of this runtime.
     pub fn stream_pool(&self) -> &Arc<StreamPool> {
         &self.core.stream_pool
     }
@@ -241,7 +242,7 @@ impl XlogDeviceRuntime {
         &*self.core.resource
     }
 
-    /// The budget over everything; `None` for a runtime that was composed of parts.
+    /// The budget over all blocks; `None` for a runtime that was composed of parts.
     pub fn budget(&self) -> Option<&BudgetHandle> {
         self.core.instrumentation.as_ref().map(|instrumentation| &instrumentation.budget)
     }
@@ -272,16 +273,16 @@ impl XlogDeviceRuntime {
         self.core.instrumentation.as_ref()?.ledger.meter()
     }
 
-    /// The smallest of all limits, and its source; `None` for a runtime that was composed of parts.
+    /// Returns the smallest of all limits, and its source; `None` for a runtime that was composed of parts.
     ///
-    /// The ledger's limit is the current one. The budget keeps the limit that it was built with until
-    /// [`XlogDeviceRuntime::refresh_limit`]; physical bytes obey the ledger at once.
+    /// It reads the current limit of the ledger. The budget follows that limit only at [`XlogDeviceRuntime::refresh_limit`]; physical
+    /// bytes obey it at once.
     pub fn effective_limit(&self) -> Option<EffectiveLimit> {
         self.core.effective_limit()
     }
 
-    /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed. A limit that
-    /// [`BudgetHandle::set_limit`] has set is forgotten.
+    /// Sets the budget to [`XlogDeviceRuntime::effective_limit`], after the limit of the ledger was changed. It replaces a limit that
+    /// [`BudgetHandle::set_limit`] has set.
     pub fn refresh_limit(&self) -> Option<EffectiveLimit> {
         limit_changes::refresh(&self.core, false)
     }
@@ -289,8 +290,8 @@ impl XlogDeviceRuntime {
     /// Refreshes the limits of all runtimes of this process that were built by configuration, after the quota of the process was
     /// changed. Returns their number.
     ///
-    /// Blocks of each runtime are limited to its [`effective_limit`](Self::effective_limit) from now on, also blocks in memory that it has
-    /// cached; cached memory above that limit is returned to the device, after a wait of up to a second for its work. A lower limit that [`BudgetHandle::set_limit`] has set stays.
+    /// Each budget gets its [`effective_limit`](Self::effective_limit); a lower limit that [`BudgetHandle::set_limit`] has set stays.
+    /// Cached memory above the limit is returned to the device, after a wait of up to a second for its work.
     pub fn refresh_all_limits() -> usize {
         limit_changes::refresh_all()
     }
@@ -304,12 +305,10 @@ impl XlogDeviceRuntime {
             .and_then(|instrumentation| instrumentation.guard.as_ref())
     }
 
-    /// Captures and graphs of this runtime.
     pub(crate) fn graphs(&self) -> &GraphRegistry {
         &self.core.graphs
     }
 
-    /// Returns another handle on this runtime.
     pub(crate) fn share(&self) -> Self {
         Self { core: self.core.clone() }
     }
@@ -319,7 +318,6 @@ impl XlogDeviceRuntime {
         Arc::as_ptr(&self.core).addr()
     }
 
-    /// Returns whether two handles have the same shared parts.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.core, &other.core)
     }

@@ -1,9 +1,10 @@
-//! Our buffers as arguments of cudarc's launches: each is passed as its address.
+//! Buffers as arguments of cudarc's launches: each is passed as its address.
 //!
-//! `LaunchArgs::launch` is unsafe, and this adds to what its caller promises. A [`TrackedCudaSlice`] brings no order of its own:
-//! put the launch between the preflight and the commit of a [`LaunchRecorder`](crate::LaunchRecorder) on the same stream that
-//! names it. A view brings the order of the stream it was opened on: launch there. What a kernel only reads may be passed by
-//! shared reference; what it writes, by mutable reference.
+//! The caller of the unsafe `LaunchArgs::launch` also guarantees:
+//! - A launch with a [`TrackedCudaSlice`] is queued between the preflight and the commit of a
+//!   [`LaunchRecorder`](crate::LaunchRecorder) that names the buffer, on the recorder's stream.
+//! - A launch with a view is queued on the view's stream.
+//! - A buffer that the kernel writes is passed by mutable reference.
 
 use cudarc::driver::{LaunchArgs, PushKernelArg};
 
@@ -29,7 +30,7 @@ unsafe impl<'a, 'b: 'a, T: DeviceRepr> PushKernelArg<&'b mut TrackedCudaSlice<T>
     }
 }
 
-// SAFETY: as above; the view, and with it the open use, is borrowed until the arguments are gone.
+// SAFETY: as above; the view, and with it the open use, is borrowed as long as the arguments live.
 unsafe impl<'a, 'b: 'a, 'c: 'b, T: DeviceRepr> PushKernelArg<&'b ReadView<'c, T>>
     for LaunchArgs<'a>
 {

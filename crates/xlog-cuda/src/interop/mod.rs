@@ -1,18 +1,17 @@
-//! Our streams and buffers in programs that launch through [cudarc](https://docs.rs/cudarc).
+//! Streams and buffers of this crate in programs that launch through [cudarc](https://docs.rs/cudarc).
 //!
-//! | what cudarc wants | what is here |
+//! | cudarc's type | this module |
 //! |---|---|
-//! | a `CudaStream` | [`CudarcStream`]: one of our streams, lent to cudarc |
+//! | a `CudaStream` | [`CudarcStream`]: a stream of the runtime, borrowed by cudarc |
 //! | a kernel argument | a [`TrackedCudaSlice`], ordered by a [`LaunchRecorder`](crate::LaunchRecorder) around the launch; or a view |
 //! | `DevicePtr`, `DevicePtrMut` | [`ReadView`], [`WriteView`]: a buffer with an open use on a [`CudarcStream`] |
 //!
-//! cudarc's own order is not built upon: its per-buffer events forget readers and cost driver calls on every launch. Ours
-//! stays in charge. A [`TrackedCudaSlice`] does not implement `DevicePtr` itself: those calls may come with any stream of
-//! cudarc's, and the guard they return can record cudarc's events only. A view is prepared on the stream it was made for and
-//! closes its use when it is dropped, after the work was queued; work on another stream is ordered by an event before and a
-//! synchronisation after it.
+//! The runtime orders the work, not cudarc: its per-buffer events forget readers and cost driver calls on every launch. A
+//! [`TrackedCudaSlice`] does not implement `DevicePtr` itself: cudarc may pass any of its streams, and the guard that the call returns
+//! can only record cudarc's events. A view opens a use on its stream and closes it when it is dropped. Work on another stream is
+//! ordered by an event before it and a synchronisation after it.
 //!
-//! cudarc keeps the primary context of the device and makes it current on the thread that calls; ours do not mind.
+//! cudarc retains the primary context of the device and makes it current on the calling thread; the runtime does not depend on that.
 
 mod argument;
 mod stream;

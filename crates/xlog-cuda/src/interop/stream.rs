@@ -1,8 +1,8 @@
-//! One of our streams, lent to cudarc.
+//! A stream of the runtime that cudarc borrows.
 //!
-//! cudarc hands out its stream by `Arc`, also inside buffers that it frees on that stream later. The driver stream below must
-//! outlive every such `Arc`, and cudarc has no place for our handle. So if a [`CudarcStream`] is dropped while references to
-//! cudarc's stream exist, our handle moves into a process-wide list until the last `Arc` is dropped.
+//! cudarc shares its stream by `Arc`, and its buffers keep one to free themselves on that stream. The driver stream must outlive every
+//! such `Arc`, and cudarc's type has no field for the runtime's handle. So if a [`CudarcStream`] is dropped while such references exist,
+//! the handle moves into a process-wide list until the last `Arc` is dropped.
 //!
 //! Invariant: while a strong reference to a wrapped cudarc stream exists, the driver stream behind it is alive.
 
@@ -18,7 +18,7 @@ use crate::device_runtime::{ResourceResult, StreamId};
 use crate::interop::{ReadView, WriteView};
 use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice, XlogError};
 
-/// A stream of ours that cudarc can launch on.
+/// A stream of the runtime that cudarc can launch on.
 ///
 /// ```no_run
 /// use std::sync::Arc;
@@ -33,15 +33,14 @@ use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice, XlogError};
 /// # Ok::<(), XlogError>(())
 /// ```
 ///
-/// It keeps the stream alive; a lease still goes back to its pool when the lease is dropped, so hold the lease as long as
-/// nobody else is to run work on the same stream.
+/// It keeps the stream alive, but not its lease: once the lease is dropped, the pool may lease the stream again.
 pub struct CudarcStream {
     lent: ManuallyDrop<Arc<CudaStream>>,
     stream: Arc<DeviceStream>,
 }
 
 impl CudarcStream {
-    /// Lends `stream` to cudarc; [`DriverError::Unsupported`] on a device that is not a GPU.
+    /// Wraps `stream` for cudarc; [`DriverError::Unsupported`] on a device that is not a GPU.
     pub fn new(stream: Arc<DeviceStream>) -> Result<Self> {
         let ordinal = cuda_ordinal(&stream)?;
         let context = CudaContext::new(ordinal)
@@ -49,10 +48,10 @@ impl CudarcStream {
         Self::with_context(stream, &context)
     }
 
-    /// [`CudarcStream::new`] in a context that the program has already.
+    /// [`CudarcStream::new`] in an existing context.
     ///
-    /// It must be the primary context of the stream's device, in which the stream was made:
-    /// [`XlogError::DifferentDevices`] otherwise.
+    /// It must be the primary context of the stream's device, in which the stream was created; otherwise this is
+    /// [`XlogError::DifferentDevices`].
     pub fn with_context(stream: Arc<DeviceStream>, context: &Arc<CudaContext>) -> Result<Self> {
         let ordinal = cuda_ordinal(&stream)?;
         if context.ordinal() != ordinal || !context.is_primary() {
@@ -66,36 +65,36 @@ impl CudarcStream {
         let Some(raw) = stream.cu_stream() else {
             return Err(DriverError::Unsupported { call: "CudarcStream::with_context" }.into());
         };
-        // SAFETY: the stream was made in the primary context of this device, which `context` is. Its owner is `stream`, which
-        // is kept as long as anybody has the wrapper: see the drop below. Work on it is ordered by the hooks of the runtime.
+        // SAFETY: the stream was created in the primary context of this device, which `context` is. `stream` owns it and lives as
+        // long as the wrapper: see the drop below. The hooks of the runtime order work on it.
         let lent = unsafe { context.wrap_borrowed_stream(raw.cast()) };
         Ok(Self { lent: ManuallyDrop::new(lent), stream })
     }
 
-    /// The stream as cudarc knows it.
+    /// Returns cudarc's stream.
     pub fn cudarc(&self) -> &Arc<CudaStream> {
         &self.lent
     }
 
-    /// The context as cudarc knows it, to load modules in.
+    /// Returns cudarc's context, for loading modules.
     pub fn context(&self) -> &Arc<CudaContext> {
         self.lent.context()
     }
 
-    /// The stream as the runtime knows it.
+    /// Returns the runtime's stream.
     pub fn stream(&self) -> &Arc<DeviceStream> {
         &self.stream
     }
 
-    /// The id of the stream, for a [`LaunchRecorder`](crate::LaunchRecorder).
+    /// Returns the id of the stream, for a [`LaunchRecorder`](crate::LaunchRecorder).
     pub fn id(&self) -> StreamId {
         self.stream.id()
     }
 
     /// Opens a read of `slice` on this stream, for cudarc calls that take a `DevicePtr`.
     ///
-    /// Refused like [`prepare_block_use`](crate::device_runtime::DeviceMemoryResource::prepare_block_use), and with
-    /// [`StreamMisuse`](crate::device_runtime::ResourceError::StreamMisuse) when this is no stream of the slice's runtime.
+    /// It fails like [`prepare_block_use`](crate::device_runtime::DeviceMemoryResource::prepare_block_use), and with
+    /// [`StreamMisuse`](crate::device_runtime::ResourceError::StreamMisuse) if this is not a stream of the slice's runtime.
     pub fn read<'a, T: DeviceRepr>(
         &'a self,
         slice: &'a TrackedCudaSlice<T>,
@@ -103,7 +102,7 @@ impl CudarcStream {
         ReadView::open(self, slice)
     }
 
-    /// Opens a use of `slice` on this stream that reads and writes, for cudarc calls that take a `DevicePtrMut`.
+    /// Opens a read and write of `slice` on this stream, for cudarc calls that take a `DevicePtrMut`.
     pub fn write<'a, T: DeviceRepr>(
         &'a self,
         slice: &'a mut TrackedCudaSlice<T>,
@@ -124,15 +123,15 @@ fn translate(call: &'static str, error: cudarc_driver::DriverError) -> DriverErr
     DriverError::Code { call, code: error.0 as u32, name: format!("{:?}", error.0) }
 }
 
-/// Streams that cudarc still has, with our handles that keep them alive.
+/// The runtime's handles of streams that cudarc still references.
 static KEPT: Mutex<Vec<(Weak<CudaStream>, Arc<DeviceStream>)>> = Mutex::new(Vec::new());
 
 impl Drop for CudarcStream {
     fn drop(&mut self) {
-        // SAFETY: this is the only place that takes the value, it runs once, and nothing reads it afterwards.
+        // SAFETY: only this drop takes the value; it runs once, and nothing reads the value afterwards.
         let lent = unsafe { ManuallyDrop::take(&mut self.lent) };
         let watched = Arc::downgrade(&lent);
-        // The check and the drop are one step: after the last reference no code can make another.
+        // The check and the drop are one atomic step: after the last reference nothing can create another.
         let others = Arc::into_inner(lent).is_none();
         let mut gone = Vec::new();
         {
@@ -149,7 +148,7 @@ impl Drop for CudarcStream {
                 kept.push((watched, Arc::clone(&self.stream)));
             }
         }
-        // Outside the lock: the last handle of a stream destroys it, which is a driver call.
+        // Outside the lock: the drop of a stream's last handle calls the driver.
         drop(gone);
     }
 }

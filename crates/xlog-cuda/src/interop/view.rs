@@ -1,11 +1,10 @@
 //! Buffers as cudarc's `DevicePtr` and `DevicePtrMut`.
 //!
-//! A view is one open use of a buffer on one stream: prepared when it is made, finished when it is dropped. Between the two,
-//! whatever cudarc queues on that stream with the view's pointer is ordered by the use. cudarc may ask for the pointer for
-//! another stream; then that stream waits for ours before, and the host waits for that stream after, because the guard that
-//! cudarc takes back knows no third way. Keep to the view's stream where time matters.
+//! A view is one open use of a buffer on one stream, from its creation to its drop. The use orders all work that cudarc queues on that
+//! stream with the view's pointer. If cudarc requests the pointer for another stream, that stream waits for the view's stream, and the
+//! host waits for that stream afterwards, because cudarc's guard can do nothing else. Work on the view's stream avoids these waits.
 //!
-//! A view that is forgotten leaves its use open: the memory is then never freed, and never under running work.
+//! If a view is forgotten, its use stays open, and the memory is never freed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,21 +16,21 @@ use super::CudarcStream;
 use crate::device_runtime::{Access, ResourceError, ResourceResult};
 use crate::{DeviceRepr, TrackedCudaSlice};
 
-/// A buffer that is read on a stream as long as this lives.
+/// An open read of a buffer on a stream, until this is dropped.
 #[must_use = "dropping the view closes its use at once"]
 pub struct ReadView<'a, T: DeviceRepr> {
     slice: &'a TrackedCudaSlice<T>,
     opened: Opened<'a>,
 }
 
-/// A buffer that is read and written on a stream as long as this lives.
+/// An open read and write of a buffer on a stream, until this is dropped.
 #[must_use = "dropping the view closes its use at once"]
 pub struct WriteView<'a, T: DeviceRepr> {
     slice: &'a mut TrackedCudaSlice<T>,
     opened: Opened<'a>,
 }
 
-/// What both views do with their stream.
+/// The open use of a view.
 struct Opened<'a> {
     stream: &'a CudarcStream,
     ptr: CUdeviceptr,
@@ -75,14 +74,14 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// The pointer for work on `user`, and what keeps that work in order.
+    /// Returns the pointer for work on `user`, and cudarc's guard that orders that work.
     fn pointer_for<'b>(&self, user: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
         let ours = self.stream.cudarc();
         if user.cu_stream() == ours.cu_stream() {
             return (self.ptr, SyncOnDrop::Sync(None));
         }
         if user.join(ours).is_err() {
-            // Without an event the host waits; cudarc keeps the error for the next call that can return it.
+            // Without an event the host waits; cudarc stores the error for the next fallible call.
             user.context().record_err(ours.synchronize());
         }
         (self.ptr, SyncOnDrop::sync_stream(user))
@@ -98,7 +97,7 @@ impl<'a, T: DeviceRepr> ReadView<'a, T> {
         Ok(Self { slice, opened })
     }
 
-    /// Closes the use, as dropping does, and says how that went.
+    /// Closes the use, as the drop does, and returns the error.
     pub fn close(mut self) -> ResourceResult<()> {
         self.opened.finish(self.slice, Access::Read)
     }
@@ -117,7 +116,7 @@ impl<'a, T: DeviceRepr> WriteView<'a, T> {
         Ok(Self { slice, opened })
     }
 
-    /// Closes the use, as dropping does, and says how that went.
+    /// Closes the use, as the drop does, and returns the error.
     pub fn close(mut self) -> ResourceResult<()> {
         self.opened.finish(self.slice, Access::ReadWrite)
     }
@@ -129,7 +128,7 @@ impl<'a, T: DeviceRepr> WriteView<'a, T> {
 
 impl<T: DeviceRepr> Drop for ReadView<'_, T> {
     fn drop(&mut self) {
-        // After a failure the resource keeps the block. `close` returns the error.
+        // A drop cannot return the error; `close` does.
         let _ = self.opened.finish(self.slice, Access::Read);
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel that looks at guarded bytes; `debug_guard` queues it, and has its twin for the simulated device.
+//! The kernel that checks guarded bytes. `debug_guard` queues it, and implements it for the simulated device.
 
 use super::{CudaFunction, KernelImage};
 use crate::CudaDevice;
@@ -7,7 +7,7 @@ use crate::device_runtime::resource::{ResourceError, ResourceResult};
 /// The PTX of `kernels/guard.cu`.
 pub const IMAGE: KernelImage = crate::kernel_image!("guard");
 
-/// The kernel on a GPU. The device loads it once and keeps it: loading and unloading wait for all work on the GPU.
+/// Loads the kernel once per device and keeps it: loading and unloading wait for all work on the GPU.
 pub(crate) fn load(device: &CudaDevice) -> ResourceResult<CudaFunction> {
     let kept = device.guard_kernel();
     if let Some(kernel) = kept.get() {

@@ -1,13 +1,11 @@
-//! CUDA kernels: how they are kept, loaded and launched.
+//! CUDA kernels: embedded PTX, loading and launching.
 //!
-//! A kernel's source `kernels/NAME.cu` lies beside the `NAME.ptx` built from it, since a compiler for it is not to be had
-//! everywhere. `scripts/build-kernels` builds the PTX and stamps its first line with the hash of the source, the hash of
-//! the lines below, the compiler and the target; a test compares the hashes. PTX is embedded in the program and compiled by
-//! the driver for the GPU at hand when a [`KernelImage`] is loaded, which takes milliseconds: load once, launch often.
+//! The source `kernels/NAME.cu` is stored with the `NAME.ptx` that was built from it, so a build needs no CUDA compiler.
+//! `scripts/build-kernels` builds the PTX and stamps its first line with the hash of the source, the hash of the lines below, the
+//! compiler and the target; a test compares the hashes. [`kernel_image!`](crate::kernel_image) embeds the PTX. The driver compiles it
+//! for the GPU when a [`KernelImage`] is loaded, which takes milliseconds: load once, launch often.
 //!
-//! [`kernel_image!`](crate::kernel_image) embeds a PTX of the crate that calls it; the kernel of the debug guard is
-//! `guard`, with that feature. What is not
-//! here: ordering. A launch says nothing about the buffers it uses; that is the work of a [`LaunchRecorder`](crate::LaunchRecorder).
+//! A launch is not ordered against other uses of its buffers: a [`LaunchRecorder`](crate::LaunchRecorder) does that.
 
 #[cfg(feature = "guard")]
 pub mod guard;
@@ -37,7 +35,7 @@ pub struct KernelImage {
 }
 
 impl KernelImage {
-    /// An image of the given PTX.
+    /// Creates an image of PTX.
     #[must_use]
     pub const fn new(name: &'static str, ptx: &'static CStr) -> Self {
         Self { name, ptx }
@@ -53,13 +51,13 @@ impl KernelImage {
         self.ptx
     }
 
-    /// Compiles it for `device`; [`DriverError::Unsupported`] on a device that is not a GPU.
+    /// Compiles the PTX for `device`; [`DriverError::Unsupported`] on a device that is not a GPU.
     pub fn load(&self, device: &CudaDevice) -> Result<CudaModule> {
         let properties = device.properties();
         if properties.kind != DeviceKind::Cuda {
             return Err(DriverError::Unsupported { call: "load" }.into());
         }
-        // All openings of one ordinal share one context, so this is the device's own.
+        // All drivers of one ordinal share one context, so this is the device's.
         let driver = CudaDriver::open(properties.ordinal as usize)?;
         Ok(CudaModule::load(&driver, self.ptx)?)
     }
@@ -79,7 +77,7 @@ macro_rules! kernel_image {
                 .as_bytes(),
             ) {
                 Ok(text) => text,
-                // A file with a NUL inside is no PTX, and nothing of it is loaded.
+                // PTX contains no NUL.
                 Err(_) => c"",
             },
         )
@@ -87,13 +85,14 @@ macro_rules! kernel_image {
 }
 
 impl DeviceStream {
-    /// Queues a kernel; [`DriverError::Unsupported`] on a device that is not a GPU.
+    /// Queues a kernel.
     ///
-    /// [`XlogError::DifferentDevices`] when the kernel was loaded on another GPU.
+    /// It is [`DriverError::Unsupported`] on a device that is not a GPU, and [`XlogError::DifferentDevices`] if the kernel was loaded on
+    /// another GPU.
     ///
     /// # Safety
-    /// `arguments` are those the kernel takes, in number, order and type. The memory it touches is live when it runs, and
-    /// the launch is ordered against all other work on that memory.
+    /// `arguments` are those of the kernel, in number, order and type. The memory that it accesses is live while it runs, and the launch is
+    /// ordered against all other work on that memory.
     pub unsafe fn launch_cuda(
         &self,
         kernel: &CudaFunction,
@@ -112,7 +111,7 @@ impl DeviceStream {
                 right: format!("kernel '{}' of cuda:{loaded_on}", kernel.name()),
             });
         }
-        // SAFETY: the stream is alive and of the kernel's device; the caller answers for the rest.
+        // SAFETY: the stream is alive and of the kernel's device; the caller guarantees the rest.
         unsafe { kernel.launch(self.raw().handle(), shape, arguments)? };
         Ok(())
     }

@@ -1,14 +1,13 @@
 //! The limit and the counters of a manager, shared by its clones, reservations and buffers.
 //!
-//! Invariant: `charged` never exceeds the limit. It is raised before the allocation and lowered after the free or a failure. The
-//! other counters are for display. Each is exact by itself, but two of them may be read at different instants. They order nothing,
-//! hence `Relaxed`.
+//! Invariant: a charge never raises `charged` above the limit. It is raised before the allocation and lowered after the free or a
+//! failure. The other counters are for display: each is exact, but two may be read at different instants. They order nothing, hence
+//! `Relaxed`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
-/// No limit.
 const UNLIMITED: usize = usize::MAX;
 
 #[derive(Debug)]
@@ -50,7 +49,7 @@ impl Account {
         self.limit.load(Relaxed).saturating_sub(self.charged.load(Relaxed))
     }
 
-    /// Takes bytes of the limit, or refuses with nothing changed.
+    /// Charges bytes to the limit, or refuses without a change.
     pub(super) fn charge(&self, bytes: usize) -> ResourceResult<()> {
         let limit = self.limit.load(Relaxed);
         let within = |charged: usize| charged.checked_add(bytes).filter(|&sum| sum <= limit);
@@ -63,22 +62,22 @@ impl Account {
         }
     }
 
-    /// Gives charged bytes back.
+    /// Releases charged bytes.
     pub(super) fn discharge(&self, bytes: usize) {
         self.charged.fetch_sub(bytes, Relaxed);
     }
 
-    /// Charged bytes are set aside.
+    /// Counts charged bytes as reserved.
     pub(super) fn set_aside(&self, bytes: usize) {
         self.reserved.fetch_add(bytes, Relaxed);
     }
 
-    /// Bytes set aside are so no longer; they stay charged.
+    /// Counts bytes as no longer reserved; they stay charged.
     pub(super) fn unset_aside(&self, bytes: usize) {
         self.reserved.fetch_sub(bytes, Relaxed);
     }
 
-    /// Charged bytes became a buffer.
+    /// Counts a new buffer, whose bytes are charged already.
     pub(super) fn opened(&self, bytes: usize) {
         let allocated = self.allocated.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(allocated, Relaxed);
@@ -86,7 +85,7 @@ impl Account {
         self.total.fetch_add(1, Relaxed);
     }
 
-    /// A buffer is gone, and its charge with it.
+    /// Counts the end of a buffer, and releases its charge.
     pub(super) fn closed(&self, bytes: usize) {
         self.live.fetch_sub(1, Relaxed);
         self.allocated.fetch_sub(bytes, Relaxed);

@@ -1,9 +1,9 @@
-//! Work of this library on a block: pinned, prepared, queued, closed.
+//! Uses of blocks by the library's own copies and fills.
 //!
 //! Safe code can name every block: another thread may close the use of a running copy, and free its block, at any time. So:
-//! - the block is pinned ([`DeviceMemoryResource::while_live`]) until its work is queued and recorded; a free completes afterwards;
-//! - if the use was closed by another thread, perhaps before the work was queued, the work is recorded again, or the host waits for it;
-//! - a panic closes the use.
+//! - The block is pinned ([`DeviceMemoryResource::while_live`]) until its work is queued and recorded; a free completes afterwards.
+//! - If another thread closed the use, perhaps before the work was queued, the work is recorded again, or the host waits for it.
+//! - A panic closes the use.
 
 use crate::device_runtime::resource::{
     Access, BlockId, DeviceBlock, DeviceMemoryResource, ResourceError, ResourceResult, StreamId,
@@ -17,13 +17,12 @@ pub(crate) struct BlockUse<'a> {
     pub(crate) resource: &'a dyn DeviceMemoryResource,
     pub(crate) block: &'a DeviceBlock,
     pub(crate) stream: StreamId,
-    /// The stream of that id.
     pub(crate) queue: &'a DeviceStream,
     pub(crate) access: Access,
 }
 
 impl BlockUse<'_> {
-    /// Runs `work`, which queues work on the stream, as this use. The resource tracks uses.
+    /// Runs `work`, which queues work on the stream, within this use. The resource must track uses.
     pub(crate) fn run(self, work: impl FnOnce() -> Result<()>) -> Result<()> {
         self.run_live(|| {
             self.resource.prepare_block_use(self.id(), self.stream, self.access)?;
@@ -52,20 +51,20 @@ impl BlockUse<'_> {
         BlockId::from_block(self.block)
     }
 
-    /// Closes the use. If another thread did, the work is recorded, or has completed, when this returns.
+    /// Closes the use. If another thread has closed it, records the work, or else waits for it.
     fn finish(&self) -> ResourceResult<()> {
         let finished = self.resource.finish_block_use(self.id(), self.stream, self.access);
         if let Err(ResourceError::StreamMisuse(_) | ResourceError::UseAfterFree { .. }) = finished
             && self.resource.record_block_use(self.block, self.stream).is_err()
         {
-            // The use's error says more than a failure of this wait.
+            // The error of the use is more useful than one of this wait.
             let _ = self.queue.synchronize();
         }
         finished
     }
 }
 
-/// An open use, which the drop closes.
+/// An open use; the drop closes it.
 struct OpenUse<'a>(Option<BlockUse<'a>>);
 
 impl OpenUse<'_> {

@@ -1,10 +1,11 @@
-//! Copies between the host and a buffer, and between buffers, ordered like any other use of them.
+//! Copies and fills of buffers, ordered like any other use.
 //!
-//! Each call prepares the use, queues the copy and closes the use, also when the copy fails. A resource that tracks no uses
-//! can only be used on the buffer's own stream, where order needs no help. Either way the resource checks that the buffer's block is the
-//! live one at its address, and keeps it while the copy is queued: safe code can copy a block and free it ([`BlockUse`]).
-//! Inside a capture of the runtime, fills and copies on the device are recorded, and the host's copies are refused. A stream that other code captures
-//! is refused: the copy would become a node of a graph, and run when no use is open.
+//! Each call prepares the use, queues the copy and closes the use, even if the copy fails ([`BlockUse`]). If the resource tracks no
+//! uses, only copies on the buffer's own stream are accepted. In both cases the resource checks that the block is live, and keeps it
+//! while the copy is queued.
+//!
+//! A capture of the runtime records fills and device copies, and refuses host copies. A stream that other code captures is refused: the
+//! copy would become a node of the graph and run while no use is open.
 
 use std::slice;
 use std::sync::Arc;
@@ -15,8 +16,9 @@ use crate::device_runtime::resource::{Access, ResourceError, StreamId};
 use crate::{DeviceStream, Result};
 
 impl<T: DeviceRepr> TrackedCudaSlice<T> {
-    /// Copies `src`, which has as many elements as the buffer, to the device on the buffer's stream. `src` may be reused when
-    /// this returns; the host does not wait.
+    /// Copies `src`, which has as many elements as the buffer, to the device on the buffer's stream.
+    ///
+    /// `src` may be reused when this returns; the host does not wait.
     pub fn copy_from_slice(&mut self, src: &[T]) -> Result<()> {
         self.copy_from_slice_on(src, self.stream())
     }
@@ -26,8 +28,9 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
         DeviceViewMut::from(self).copy_from_slice_on(src, stream)
     }
 
-    /// Copies `src`, a buffer or a view with as many elements, on the device and on this buffer's stream. The host does not wait, unless
-    /// both lie in page-locked memory: CUDA makes such copies synchronously.
+    /// Copies `src`, a buffer or a view with as many elements, on the device and on this buffer's stream.
+    ///
+    /// The host does not wait, unless both are in page-locked memory: CUDA copies between such buffers synchronously.
     pub fn copy_from<'b>(&mut self, src: impl Into<DeviceView<'b, T>>) -> Result<()> {
         DeviceViewMut::from(self).copy_from(src)
     }
@@ -41,7 +44,7 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
         DeviceViewMut::from(self).copy_from_on(src, stream)
     }
 
-    /// Sets every byte of the buffer on its stream. The host does not wait.
+    /// Sets every byte of the buffer, on the buffer's stream. The host does not wait.
     pub fn fill_bytes(&mut self, value: u8) -> Result<()> {
         DeviceViewMut::from(self).fill_bytes(value)
     }
@@ -56,7 +59,7 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
         DeviceView::from(self).copy_to_slice_on(dst, stream)
     }
 
-    /// The elements, copied on the buffer's stream. Waits for them. What was never written is unspecified.
+    /// Copies the elements to a vector on the buffer's stream, and waits for them. Elements that were never written are unspecified.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.to_vec_on(self.stream())
     }
@@ -79,7 +82,7 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
         same_len("a host slice", src.len(), dst.len())?;
         refuse_capture(dst, stream, "a copy from the host")?;
         ordered(dst, stream, Access::Write, |stream| {
-            // SAFETY: the range is in a buffer that is live until it is dropped, and then freed in the order of the use opened here.
+            // SAFETY: the range is in a live buffer, whose free is ordered after the use opened here.
             unsafe { stream.copy_htod(dst.address(), bytes_of(src)) }
         })
     }
@@ -136,7 +139,7 @@ impl<T: DeviceRepr> DeviceView<'_, T> {
         same_len("a host slice", dst.len(), self.len())?;
         refuse_capture(self, stream, "a copy to the host")?;
         ordered(self, stream, Access::Read, |stream| {
-            // SAFETY: the range is in a buffer that is borrowed until the copy is done.
+            // SAFETY: the range is in a buffer that is borrowed until the copy has completed.
             unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.address()) }
         })
     }
@@ -148,7 +151,7 @@ impl<T: DeviceRepr> DeviceView<'_, T> {
 
     /// [`DeviceView::to_vec`] on another stream of the runtime.
     pub fn to_vec_on(self, stream: StreamId) -> Result<Vec<T>> {
-        // SAFETY: every pattern of bytes is a value of `T`, also zeros.
+        // SAFETY: every pattern of bytes is a value of `T`, zeros included.
         let zero = unsafe { std::mem::zeroed::<T>() };
         let mut elements = vec![zero; self.len()];
         self.copy_to_slice_on(&mut elements, stream)?;
@@ -167,7 +170,7 @@ fn same_len(what: &str, len: usize, wanted: usize) -> Result<()> {
     .into())
 }
 
-/// Refuses a copy between the host and the device inside a capture of the runtime: it would not run now.
+/// Refuses a copy between the host and the device inside a capture of the runtime, which does not run work.
 fn refuse_capture<T: DeviceRepr>(
     view: DeviceView<'_, T>,
     stream: StreamId,
@@ -181,7 +184,7 @@ fn refuse_capture<T: DeviceRepr>(
     }
 }
 
-/// Runs `work` as one use of the view's buffer on `stream`; an empty view has none.
+/// Runs `work` within one use of the view's buffer on `stream`. Does nothing for an empty view.
 fn ordered<T: DeviceRepr>(
     view: DeviceView<'_, T>,
     stream: StreamId,
@@ -218,11 +221,11 @@ fn ordered<T: DeviceRepr>(
 }
 
 fn bytes_of<T: DeviceRepr>(elements: &[T]) -> &[u8] {
-    // SAFETY: plain data has no padding, so all its bytes are initialised, and any address is aligned for bytes.
+    // SAFETY: plain data has no padding, so all its bytes are initialised; bytes have no alignment.
     unsafe { slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
 fn bytes_of_mut<T: DeviceRepr>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and whatever bytes are written are values of `T`.
+    // SAFETY: as above, and any bytes that are written are values of `T`.
     unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
 }

@@ -1,8 +1,8 @@
-//! Allocation for one user of a runtime: a stream, a limit, counters.
+//! Typed allocation on one stream of a runtime, with a limit and counters.
 //!
-//! A manager is a cheap handle. Clones share the limit and the counters, whatever stream each allocates on; two managers of
-//! one runtime share only the runtime. The limit holds the bytes that were asked for, in buffers and in reservations; a
-//! dropped buffer leaves it at once, though its memory may still wait for work to complete.
+//! A manager is a cheap handle. Its clones share the limit and the counters, even on different streams; two separate managers of a
+//! runtime share only the runtime. The limit counts the requested bytes of buffers and reservations. A dropped buffer is uncharged at
+//! once, though its memory may still wait for work.
 
 use std::fmt;
 use std::panic::Location;
@@ -41,7 +41,7 @@ pub struct GpuMemoryManager {
 }
 
 impl GpuMemoryManager {
-    /// A manager without a limit, on the default stream.
+    /// Creates a manager without a limit, on the default stream.
     #[must_use]
     pub fn with_runtime(runtime: Arc<XlogDeviceRuntime>) -> Self {
         Self {
@@ -52,28 +52,29 @@ impl GpuMemoryManager {
         }
     }
 
-    /// Sets the limit of this manager and its clones. `usize::MAX` is none.
+    /// Sets the limit of this manager and its clones; `usize::MAX` is no limit.
     ///
-    /// A limit below what is held takes nothing away; it refuses until enough has gone.
+    /// A limit below what is charged frees nothing: requests are refused until enough is released.
     #[must_use]
     pub fn with_limit(self, bytes: usize) -> Self {
         self.account.set_limit(bytes);
         self
     }
 
-    /// This manager on another stream of its runtime: limit and counters are the same.
+    /// Returns this manager on another stream of its runtime. It shares the limit and the counters.
     #[must_use]
     pub fn on_stream(&self, stream: StreamId) -> Self {
         Self { stream, ..self.clone() }
     }
 
-    /// This manager for buffers whose every use is recorded: by a [`LaunchRecorder`](crate::LaunchRecorder), or by the copies of
-    /// the buffer. Limit and counters are the same.
+    /// Returns this manager for buffers whose every use is recorded: by a [`LaunchRecorder`](crate::LaunchRecorder), or by the copies of
+    /// the buffer. It shares the limit and the counters.
     ///
-    /// Such a buffer may get memory that a stream still works on. No stream waits at the allocation. The first use waits for that
-    /// work, and mostly its stream is ordered after it already. So the host may run ahead of its streams, and a pool does not grow
-    /// for it. The buffer shows its address ([`TrackedCudaSlice::ptr`]) once a preflight has prepared a use of it. The address in
-    /// [`TrackedCudaSlice::id`] is an identity, and not for work.
+    /// Such a buffer may get memory that a stream still uses. The allocation queues no wait; the first use waits for that work, unless its
+    /// stream is ordered after it already. So the host may run ahead of its streams without growing the pool.
+    ///
+    /// [`TrackedCudaSlice::ptr`] is 0 until a preflight has prepared a use. The address in [`TrackedCudaSlice::id`] is an identity only:
+    /// do not queue work on it.
     ///
     /// ```
     /// use xlog_cuda::prelude::*;
@@ -91,7 +92,7 @@ impl GpuMemoryManager {
     /// ```
     #[must_use]
     pub fn tracked_only(&self) -> Self {
-        // Without hooks the first use would wait for nothing.
+        // Without tracking the first use would not wait.
         let is_tracked_only = self.runtime.supports_block_use_tracking();
         Self { is_tracked_only, ..self.clone() }
     }
@@ -106,10 +107,9 @@ impl GpuMemoryManager {
         self.stream
     }
 
-    /// A buffer of `len` elements, usable on this manager's stream at once. Its contents are unspecified.
+    /// Allocates a buffer of `len` elements, usable on this manager's stream at once. Its contents are unspecified.
     ///
-    /// Beyond the limit it is [`ResourceError::OutOfBudget`]; a length whose bytes cannot be counted is
-    /// [`ResourceError::InvalidRequest`].
+    /// A request beyond the limit is [`ResourceError::OutOfBudget`]; one above `isize::MAX` bytes is [`ResourceError::InvalidRequest`].
     #[track_caller]
     pub fn alloc<T: DeviceRepr>(&self, len: usize) -> Result<TrackedCudaSlice<T>> {
         self.alloc_tagged(len, AllocTag::UNTAGGED)
@@ -126,7 +126,7 @@ impl GpuMemoryManager {
         Ok(TrackedCudaSlice::over(self.alloc_charging(bytes, align_of::<T>(), tag)?, len))
     }
 
-    /// A buffer with a copy of `elements`, queued on this manager's stream. The slice may be reused when this returns.
+    /// Allocates a buffer and queues a copy of `elements` to it on this manager's stream. The slice may be reused when this returns.
     #[track_caller]
     pub fn alloc_from<T: DeviceRepr>(&self, elements: &[T]) -> Result<TrackedCudaSlice<T>> {
         let mut buffer = self.alloc(elements.len())?;
@@ -134,7 +134,7 @@ impl GpuMemoryManager {
         Ok(buffer)
     }
 
-    /// A buffer of `len` elements whose bytes are zero.
+    /// Allocates a buffer of `len` elements whose bytes are zero.
     #[track_caller]
     pub fn alloc_zeroed<T: DeviceRepr>(&self, len: usize) -> Result<TrackedCudaSlice<T>> {
         let mut buffer = self.alloc(len)?;
@@ -142,14 +142,13 @@ impl GpuMemoryManager {
         Ok(buffer)
     }
 
-    /// `bytes` bytes without a type, aligned to at least 256.
+    /// Allocates `bytes` bytes without a type, aligned to at least 256.
     #[track_caller]
     pub fn alloc_raw(&self, bytes: usize) -> Result<RawBlock> {
         self.alloc_charging(bytes, 1, AllocTag::UNTAGGED)
     }
 
-    /// Sets bytes of the limit aside for allocations to come, and as many of the runtime's budget where it has one. No memory is
-    /// taken for them yet.
+    /// Reserves bytes of the limit for later allocations, and as many of the runtime's budget if it has one. It allocates no memory.
     #[track_caller]
     pub fn reserve_bytes(&self, bytes: usize) -> Result<Reservation> {
         let asked = self.asked(bytes, RESERVED);
@@ -163,7 +162,6 @@ impl GpuMemoryManager {
         Ok(Reservation::charged(self.clone(), bytes, budget))
     }
 
-    /// The request of the caller.
     #[track_caller]
     pub(super) fn asked(&self, bytes: usize, tag: AllocTag) -> Asked {
         Asked { bytes, stream: self.stream, tag, site: Location::caller() }
@@ -184,8 +182,8 @@ impl GpuMemoryManager {
         self.alloc_charged(bytes, align, tag, None).inspect_err(|_| self.account.discharge(bytes))
     }
 
-    /// Allocates bytes that are charged already; after an error they still are. `budget` is what the runtime's budget has set aside for
-    /// them.
+    /// Allocates bytes that are charged already, and that stay charged after an error. `budget` is the reservation of the runtime's budget
+    /// for them.
     #[track_caller]
     pub(super) fn alloc_charged(
         &self,
@@ -211,7 +209,7 @@ impl GpuMemoryManager {
         Ok(if is_tracked { raw.hidden() } else { raw })
     }
 
-    /// A buffer over foreign memory, ordered by a block of its own on this manager's stream.
+    /// Wraps foreign memory in a buffer. A block of one byte on this manager's stream stands in for it and orders its uses.
     #[track_caller]
     pub(crate) fn alloc_adopted<T: DeviceRepr>(
         &self,
@@ -251,22 +249,22 @@ impl GpuMemoryManager {
         &self.account
     }
 
-    /// The limit; `None` without one.
+    /// Returns the limit; `None` if there is none.
     pub fn limit(&self) -> Option<usize> {
         self.account.limit()
     }
 
-    /// Bytes that could be asked for within the limit now.
+    /// Bytes that are left of the limit.
     pub fn remaining_bytes(&self) -> usize {
         self.account.remaining()
     }
 
-    /// Bytes of the buffers that are alive.
+    /// Bytes of live buffers.
     pub fn allocated_bytes(&self) -> usize {
         self.account.allocated.load(Relaxed)
     }
 
-    /// Bytes set aside and not yet allocated.
+    /// Bytes that are reserved and not yet allocated.
     pub fn reserved_bytes(&self) -> usize {
         self.account.reserved.load(Relaxed)
     }
@@ -276,23 +274,23 @@ impl GpuMemoryManager {
         self.account.peak.load(Relaxed)
     }
 
-    /// Buffers that are alive, empty ones not counted.
+    /// The number of live buffers; empty ones are not counted.
     pub fn live_allocations(&self) -> usize {
         self.account.live.load(Relaxed)
     }
 
-    /// Buffers that were ever made, empty ones not counted.
+    /// The number of buffers allocated so far; empty ones are not counted.
     pub fn total_allocations(&self) -> u64 {
         self.account.total.load(Relaxed)
     }
 
-    /// Buffers that were dropped and that the runtime failed to free.
+    /// The number of dropped buffers that the runtime failed to free.
     pub fn failed_frees(&self) -> u64 {
         self.account.failed_frees.load(Relaxed)
     }
 }
 
-/// The bytes of `len` elements.
+/// Returns the bytes of `len` elements.
 pub(super) fn bytes_for<T>(len: usize) -> Result<usize, ResourceError> {
     let most = isize::MAX as usize;
     len.checked_mul(size_of::<T>()).filter(|&bytes| bytes <= most).ok_or_else(|| {

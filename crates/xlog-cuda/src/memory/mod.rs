@@ -5,14 +5,16 @@
 //! | [`GpuMemoryManager`] | allocates on one stream of one runtime, within a limit, and counts |
 //! | [`TrackedCudaSlice`] | a buffer of `T`s; freed through its runtime when it is dropped |
 //! | [`DeviceView`], [`DeviceViewMut`] | a range of a buffer's elements |
-//! | [`RawBlock`] | the same without a type |
-//! | [`Reservation`] | bytes of the limit set aside for allocations to come |
-//! | [`DeviceRepr`] | which types may lie in device memory |
+//! | [`RawBlock`] | a buffer without a type |
+//! | [`Reservation`] | reserved bytes of the limit, for later allocations |
+//! | [`DeviceRepr`] | the types that device memory may hold |
 //!
-//! Invariants: a buffer reads and writes only memory that the driver knows as memory of its device, and only while its block is the live
-//! one at its address; a buffer owns its block and keeps the runtime's parts alive, so the order of drops does not matter; no safe call
-//! gives the block away, so it is freed once; an empty buffer has no block and costs nothing. This module meters requested bytes;
-//! the runtime's resource meters what the blocks really take.
+//! Invariants:
+//! - A copy accesses only memory of the buffer's device, and only while the buffer's block is live.
+//! - A buffer owns its block and keeps the runtime's parts alive, so the order of drops does not matter.
+//! - No safe call gives the block away, so it is freed once. An empty buffer has no block.
+//!
+//! Managers count requested bytes; the budget charges the bytes that blocks take.
 
 mod account;
 mod block_use;

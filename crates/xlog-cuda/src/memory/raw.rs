@@ -1,8 +1,7 @@
 //! The owner of one block.
 //!
-//! [`RawBlock`] frees memory: typed buffers wrap it and have no drop of their own. The drop frees the block once, through the
-//! runtime that it came from. A failed free has no caller to return to: the manager counts it, and the handler gets it
-//! ([`set_failed_free_handler`](super::set_failed_free_handler)).
+//! The drop of a [`RawBlock`] frees the block once, through its runtime; typed buffers wrap it. A drop cannot return an error: the
+//! manager counts a failed free, and a handler receives it ([`set_failed_free_handler`](super::set_failed_free_handler)).
 
 use std::fmt;
 use std::sync::Arc;
@@ -34,11 +33,11 @@ pub struct RawBlock {
     stream: StreamId,
     /// `None` for an empty block and for foreign memory.
     owned: Option<Owned>,
-    /// Set for a block of a manager that is tracked only: whether its address may be seen.
+    /// Set for a block of a tracked-only manager: whether its address is visible.
     shown: Option<Shown>,
 }
 
-/// A block and whom to return it to. Its charge in the account is the `bytes` beside it.
+/// A block, its runtime and its account. The account is charged with [`RawBlock::bytes`].
 struct Owned {
     block: DeviceBlock,
     runtime: XlogDeviceRuntime,
@@ -46,7 +45,7 @@ struct Owned {
 }
 
 impl RawBlock {
-    /// A block whose `bytes` are charged to `account` already.
+    /// Wraps a block whose `bytes` are charged to `account` already.
     pub(super) fn owning(
         block: DeviceBlock,
         bytes: usize,
@@ -69,34 +68,34 @@ impl RawBlock {
         self
     }
 
-    /// What shows the address, if it is hidden until a use is prepared.
+    /// Returns the flag that makes the address visible, if the block hides it.
     pub(super) fn shown(&self) -> Option<&Shown> {
         self.shown.as_ref()
     }
 
-    /// The device address, also of a block that hides it.
+    /// Returns the device address, even if the block hides it.
     pub(super) fn address(&self) -> u64 {
         self.ptr
     }
 
-    /// No memory: an address that is aligned, not null, and never used.
+    /// Creates an empty block with an aligned address that is not null and never accessed.
     pub(super) fn empty(align: usize, stream: StreamId) -> Self {
         Self { ptr: align as u64, bytes: 0, stream, owned: None, shown: None }
     }
 
-    /// Foreign memory, which its owner frees.
+    /// Wraps foreign memory, which its owner frees.
     pub(super) fn foreign(ptr: u64, bytes: usize) -> Self {
         Self { ptr, bytes, stream: StreamId::DEFAULT, owned: None, shown: None }
     }
 
-    /// Makes the block stand for foreign memory: its uses are uses of that memory.
+    /// Makes the block stand in for foreign memory: its uses order that memory.
     pub(super) fn standing_for(self, ptr: u64) -> Self {
         let mut this = self;
         this.ptr = ptr;
         this
     }
 
-    /// True for memory that no runtime backs.
+    /// Returns whether no runtime backs the memory.
     pub(super) fn is_foreign(&self) -> bool {
         self.owned.is_none() && self.bytes > 0
     }
@@ -105,8 +104,9 @@ impl RawBlock {
         self.owned.as_ref().map(|owned| &owned.runtime)
     }
 
-    /// The device address; for an empty block some aligned address that is not null. 0 for a block of
-    /// [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) before its first preflight.
+    /// Returns the device address. It is 0 for a block of
+    /// [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) before its first preflight, and an aligned address that
+    /// is not null for an empty block.
     pub fn ptr(&self) -> u64 {
         match &self.shown {
             Some(shown) if !shown.get() => 0,
@@ -114,13 +114,13 @@ impl RawBlock {
         }
     }
 
-    /// The address where it is kept, for launches that copy their arguments from there.
+    /// Returns a reference to the address, from which a launch copies its argument.
     #[cfg(feature = "cudarc")]
     pub(super) fn ptr_ref(&self) -> &u64 {
         &self.ptr
     }
 
-    /// The bytes asked for. The block may have more.
+    /// The requested bytes. The block may have more.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -130,7 +130,7 @@ impl RawBlock {
         self.stream
     }
 
-    /// The runtime's block; `None` where there is none: an empty block, or memory that no runtime backs.
+    /// The runtime's block; `None` for an empty block and for memory that no runtime backs.
     pub fn runtime_block(&self) -> Option<&DeviceBlock> {
         self.owned.as_ref().map(|owned| &owned.block)
     }

@@ -1,12 +1,11 @@
-//! The types that may be in device memory.
+//! The types that device memory may hold.
 
-/// Plain data: it may be copied to a device and back byte by byte.
+/// Plain data that may be copied to a device and back byte by byte.
 ///
-/// `bool` and `char` are not: a device may write bytes that are no value of them. Use `u8` and `u32`.
+/// `bool` and `char` are not plain data: a device may write bytes that are not valid values. Use `u8` and `u32`.
 ///
 /// # Safety
-/// Every pattern of bytes is a value of the type, the type has no padding, and it means the same on the device as on the host:
-/// no pointer or reference into host memory.
+/// Every pattern of bytes is a value of the type. The type has no padding, and no pointer or reference into host memory.
 ///
 /// ```
 /// use xlog_cuda::DeviceRepr;
@@ -31,5 +30,5 @@ macro_rules! plain {
 
 plain! { u8 u16 u32 u64 u128 usize i8 i16 i32 i64 i128 isize f32 f64 }
 
-// SAFETY: elements lie side by side without padding, and each of them is plain data.
+// SAFETY: elements are adjacent without padding, and each of them is plain data.
 unsafe impl<T: DeviceRepr, const N: usize> DeviceRepr for [T; N] {}

@@ -1,9 +1,8 @@
 //! Reservations: bytes of a limit that only their holder can allocate.
 //!
-//! An operator that needs three buffers or none reserves their sum first. What it allocates from the reservation cannot be
-//! refused by the manager's limit any more, nor by the runtime's budget as long as blocks are charged what was asked for; what a
-//! block is charged beyond is taken from the budget like any other. The device may still be full. What is left goes back with the
-//! reservation.
+//! An operator that needs several buffers or none reserves their sum first. The manager's limit cannot refuse allocations out of the
+//! reservation, nor can the runtime's budget if a block is charged no more than the reservation has. Otherwise the block is charged to
+//! the budget like any other. The device may still be full. The drop releases the remaining bytes.
 
 use super::manager::bytes_for;
 use super::{DeviceRepr, GpuMemoryManager, RawBlock, TrackedCudaSlice};
@@ -11,7 +10,7 @@ use crate::Result;
 use crate::device_runtime::budget::BudgetReservation;
 use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, ResourceResult};
 
-/// Bytes of a manager's limit, set aside until they are allocated or this is dropped.
+/// Bytes of a manager's limit, reserved until they are allocated or this is dropped.
 ///
 /// ```
 /// use xlog_cuda::prelude::*;
@@ -32,12 +31,12 @@ use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, Resour
 pub struct Reservation {
     manager: GpuMemoryManager,
     bytes: usize,
-    /// As many bytes of the runtime's budget, where it has one.
+    /// As many bytes of the runtime's budget, if it has one.
     budget: Option<BudgetReservation>,
 }
 
 impl Reservation {
-    /// `bytes` are charged to the manager already.
+    /// Makes a reservation of `bytes` that are charged to the manager already.
     pub(super) fn charged(
         manager: GpuMemoryManager,
         bytes: usize,
@@ -52,9 +51,9 @@ impl Reservation {
         self.bytes
     }
 
-    /// A buffer of `len` elements out of the reservation, on the stream of the manager that made it.
+    /// Allocates a buffer of `len` elements out of the reservation, on the stream of its manager.
     ///
-    /// More than is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
+    /// A request above what is left is [`ResourceError::OutOfBudget`]. An error changes nothing.
     #[track_caller]
     pub fn alloc<T: DeviceRepr>(&mut self, len: usize) -> Result<TrackedCudaSlice<T>> {
         self.alloc_tagged(len, AllocTag::UNTAGGED)
@@ -71,13 +70,13 @@ impl Reservation {
         Ok(TrackedCudaSlice::over(raw, len))
     }
 
-    /// `bytes` bytes without a type out of the reservation.
+    /// Allocates `bytes` bytes without a type out of the reservation.
     #[track_caller]
     pub fn alloc_raw(&mut self, bytes: usize) -> Result<RawBlock> {
         self.spend(bytes, 1, AllocTag::UNTAGGED)
     }
 
-    /// A reservation of `bytes` bytes out of this one.
+    /// Splits off a reservation of `bytes` bytes.
     pub fn split(&mut self, bytes: usize) -> Result<Self> {
         self.covers(bytes)?;
         let budget = match &mut self.budget {
@@ -105,7 +104,7 @@ impl Reservation {
             }
             Some(budget) => {
                 let raw = self.manager.alloc_charged(bytes, align, tag, None)?;
-                // The block has its own charge; what was set aside for it goes back.
+                // The block has its own charge; the budget's reservation for it is released.
                 drop(budget.split(bytes.min(budget.bytes()))?);
                 raw
             }

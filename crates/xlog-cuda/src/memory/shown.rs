@@ -1,42 +1,40 @@
-//! Whether the address of a buffer may be seen: for managers that are tracked only.
+//! The flag that makes the address of a buffer visible, for tracked-only managers.
 //!
-//! A buffer and the recorders that name it share a flag. A thread uses the flags of buffers that have ended again, so that a buffer costs no
-//! allocation of the host in the steady state.
+//! A buffer and the recorders that name it share a flag. A thread reuses the flags of dropped buffers, so that in the steady state a
+//! buffer needs no heap allocation.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Flags that a thread keeps.
+/// The number of unused flags that a thread keeps.
 const KEPT: usize = 64;
 
 thread_local! {
     static UNUSED: RefCell<Vec<Arc<AtomicBool>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A flag that is set once, by the first preflight.
+/// A flag that the first preflight sets.
 #[derive(Clone, Debug)]
 pub(crate) struct Shown(Arc<AtomicBool>);
 
 impl Shown {
-    /// A flag that is not set.
+    /// Returns a flag that is not set.
     pub(super) fn not_yet() -> Self {
-        // A thread that is ending has none.
+        // An ending thread has no unused flags.
         let unused = UNUSED.try_with(|unused| unused.borrow_mut().pop()).ok().flatten();
         Self(unused.unwrap_or_default())
     }
 
-    /// Whether the address may be seen.
     pub(super) fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The address may be seen from now on.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }
 
-    /// The buffer has ended. If no recorder has the flag, another buffer of this thread may have it.
+    /// Ends the use of the flag by a dropped buffer. If no recorder shares it, this thread reuses it.
     pub(super) fn end(mut self) {
         let Some(flag) = Arc::get_mut(&mut self.0) else { return };
         *flag.get_mut() = false;

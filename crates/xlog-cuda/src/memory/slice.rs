@@ -1,8 +1,7 @@
 //! The typed buffer.
 //!
-//! A [`TrackedCudaSlice`] is a [`RawBlock`] that knows how many `T`s lie in it. It cannot be indexed on the host: its bytes
-//! are reached by copies (`copies`) and by work that a launch names. It is freed in stream order when it is dropped, so
-//! dropping scratch right after a launch is fine, once the launch has recorded its use of it.
+//! A [`TrackedCudaSlice`] is a [`RawBlock`] with a number of elements. The host cannot index it: copies (`copies`) and launches access
+//! its bytes. The drop frees it in stream order, so scratch may be dropped as soon as the launch has recorded its use.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -33,17 +32,16 @@ pub struct TrackedCudaSlice<T> {
 }
 
 impl<T> TrackedCudaSlice<T> {
-    /// `raw` has `len` elements.
     pub(super) fn over(raw: RawBlock, len: usize) -> Self {
         Self { raw, len, element: PhantomData }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True when it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -53,20 +51,20 @@ impl<T> TrackedCudaSlice<T> {
         self.raw.bytes()
     }
 
-    /// The device address; for an empty buffer some aligned address that is not null.
+    /// Returns the device address; for an empty buffer an aligned address that is not null.
     ///
-    /// 0 for a buffer of [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) until a recorder's preflight has
+    /// It is 0 for a buffer of [`GpuMemoryManager::tracked_only`](super::GpuMemoryManager::tracked_only) until a recorder's preflight has
     /// prepared a use of it.
     pub fn ptr(&self) -> u64 {
         self.raw.ptr()
     }
 
-    /// The device address, also of a buffer that hides it. The caller works on it only within a prepared use.
+    /// Returns the device address, even if the buffer hides it. The caller queues work on it only within a prepared use.
     pub(crate) fn address(&self) -> u64 {
         self.raw.address()
     }
 
-    /// What shows the address, if it is hidden until a use is prepared.
+    /// Returns the flag that makes the address visible, if the buffer hides it.
     pub(crate) fn shown(&self) -> Option<&Shown> {
         self.raw.shown()
     }
@@ -76,7 +74,7 @@ impl<T> TrackedCudaSlice<T> {
         self.raw.stream()
     }
 
-    /// The runtime's block; `None` where there is none: an empty buffer, or memory that no runtime backs.
+    /// The runtime's block; `None` for an empty buffer and for memory that no runtime backs.
     pub fn runtime_block(&self) -> Option<&DeviceBlock> {
         self.raw.runtime_block()
     }
@@ -112,14 +110,13 @@ impl<T> TrackedCudaSlice<T> {
 }
 
 impl<T: DeviceRepr> TrackedCudaSlice<T> {
-    /// Wraps foreign memory, which its owner frees, as an argument of work that is ordered by other means.
+    /// Wraps foreign memory, which its owner frees, as an argument of work that the caller orders.
     ///
-    /// No runtime backs it: [`runtime_block`](Self::runtime_block) is `None`, the copies of this type refuse it, and so does
-    /// a strict [`LaunchRecorder`](crate::LaunchRecorder).
+    /// No runtime backs it: [`runtime_block`](Self::runtime_block) is `None`. The copies of this type and a strict
+    /// [`LaunchRecorder`](crate::LaunchRecorder) refuse it.
     ///
     /// # Safety
-    /// `ptr` is aligned for `T`, and `len` elements at it are live device memory until all work that was given this buffer
-    /// has completed.
+    /// `ptr` is aligned for `T`, and `len` elements at it are live device memory until all work on this buffer has completed.
     pub unsafe fn from_foreign(ptr: u64, len: usize) -> Self {
         Self::over(RawBlock::foreign(ptr, len.saturating_mul(size_of::<T>())), len)
     }

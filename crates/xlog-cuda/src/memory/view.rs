@@ -1,7 +1,7 @@
-//! Parts of a buffer.
+//! Views: ranges of a buffer.
 //!
-//! A view borrows its buffer, a mutable one mutably, so the buffer outlives it and no other code writes the buffer meanwhile. The runtime
-//! orders whole blocks: a use of a view is a use of the block. `copies` has what views can do.
+//! A view borrows its buffer, mutably or not, so the buffer outlives it. The runtime orders whole blocks: a use of a view is a use of
+//! its block. `copies` has the copies of views.
 
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -18,7 +18,7 @@ struct Part {
 }
 
 impl Part {
-    /// The part of these elements that a range names.
+    /// Returns the part of these elements that a range selects.
     fn range(self, range: impl RangeBounds<usize>) -> Result<Self> {
         let start = match range.start_bound() {
             Bound::Included(&start) => Some(start),
@@ -46,7 +46,7 @@ impl Part {
     }
 }
 
-/// A part of a buffer that is read: by copies, or by a launch that names [`DeviceView::buffer`].
+/// A part of a buffer for reading, by copies or by a launch that names [`DeviceView::buffer`].
 ///
 /// ```
 /// use xlog_cuda::prelude::*;
@@ -62,7 +62,7 @@ pub struct DeviceView<'a, T> {
     part: Part,
 }
 
-/// A part of a buffer that is written, and may be read.
+/// A part of a buffer for writing and reading.
 ///
 /// ```
 /// use xlog_cuda::prelude::*;
@@ -80,12 +80,12 @@ pub struct DeviceViewMut<'a, T> {
 }
 
 impl<T: DeviceRepr> TrackedCudaSlice<T> {
-    /// A view of a range of elements. A range outside of the buffer is [`ResourceError::InvalidRequest`].
+    /// Returns a view of a range of elements. A range outside of the buffer is [`ResourceError::InvalidRequest`].
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<DeviceView<'_, T>> {
         DeviceView::from(self).slice(range)
     }
 
-    /// A mutable view of a range of elements; see [`TrackedCudaSlice::slice`].
+    /// Returns a mutable view of a range of elements; see [`TrackedCudaSlice::slice`].
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<DeviceViewMut<'_, T>> {
         let part = Part { start: 0, len: self.len() }.range(range)?;
         Ok(DeviceViewMut { buffer: self, part })
@@ -93,7 +93,7 @@ impl<T: DeviceRepr> TrackedCudaSlice<T> {
 }
 
 impl<'a, T: DeviceRepr> DeviceView<'a, T> {
-    /// A view of a range of this one's elements.
+    /// Returns a view of a range of this view's elements.
     pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
         Ok(Self { part: self.part.range(range)?, ..self })
     }
@@ -103,7 +103,7 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
         self.buffer
     }
 
-    /// The device address of the first element; 0 while the buffer hides its own ([`TrackedCudaSlice::ptr`]).
+    /// Returns the device address of the first element; 0 while the buffer hides its address ([`TrackedCudaSlice::ptr`]).
     pub fn ptr(&self) -> u64 {
         match self.buffer.ptr() {
             0 => 0,
@@ -111,7 +111,7 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
         }
     }
 
-    /// The device address of the first element, also of a buffer that hides it.
+    /// Returns the device address of the first element, even if the buffer hides it.
     pub(super) fn address(&self) -> u64 {
         self.buffer.address() + (self.part.start * size_of::<T>()) as u64
     }
@@ -138,12 +138,12 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
 }
 
 impl<T: DeviceRepr> DeviceViewMut<'_, T> {
-    /// This part, for reading.
+    /// Returns a view of this part for reading.
     pub fn as_view(&self) -> DeviceView<'_, T> {
         DeviceView { buffer: self.buffer, part: self.part }
     }
 
-    /// A mutable view of a range of this one's elements.
+    /// Returns a mutable view of a range of this view's elements.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<DeviceViewMut<'_, T>> {
         Ok(DeviceViewMut { part: self.part.range(range)?, buffer: self.buffer })
     }

@@ -1,6 +1,6 @@
-//! The shared state of a budget, which handles, scopes and reservations reach without the resource below.
+//! The shared state of a budget, which handles, scopes and reservations use: quotas, charges of blocks, tags and scopes.
 //!
-//! It joins the quotas, the charges of blocks, the tags and the scopes. It does not call the resource below.
+//! It does not call the resource below.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -31,7 +31,7 @@ pub(crate) struct BudgetCore {
     pub(crate) quotas: ThreadQuotas<PendingList, SHARDS>,
     /// The charges of live blocks: the bytes; the tag in the low half of a word and the scope in the high one.
     charges: SideTable<2>,
-    /// Bytes of reservations that are no blocks yet.
+    /// Reserved bytes that are not allocated yet.
     pub(crate) reserved: AtomicUsize,
     /// A copy of the balance's limit that is read without its lock.
     limit: AtomicUsize,
@@ -95,14 +95,14 @@ impl BudgetCore {
         over
     }
 
-    /// Stores the charge of a block that is about to be handed out.
+    /// Stores the charge of a new block, before its allocation returns.
     #[inline(always)]
     pub(crate) fn record(&self, generation: Generation, charge: &Charge) {
         let tag_and_scope = u64::from(charge.tag) | u64::from(charge.scope) << 32;
         self.charges.insert(generation, [charge.bytes as u64, tag_and_scope]);
     }
 
-    /// Takes the charge of a block that is about to be freed; `None` if it did not come from this budget.
+    /// Takes the charge of a block that is about to be freed; `None` if this budget did not charge it.
     #[inline(always)]
     pub(crate) fn take_charge(
         &self,
@@ -162,7 +162,7 @@ impl BudgetCore {
         }
     }
 
-    /// What the live and pending blocks and the reservations of each tag hold, the largest first.
+    /// Returns the bytes of live blocks, pending blocks and reservations by tag, the largest first.
     pub(crate) fn tags(&self) -> Vec<TagUsage> {
         let mut sums: Vec<TagUsage> = Vec::new();
         let none = TagUsage { tag: AllocTag::UNTAGGED, bytes: 0, blocks: 0, pending: 0 };
@@ -176,7 +176,7 @@ impl BudgetCore {
             sum.blocks += blocks;
             sum.pending = sum.pending.saturating_add(if is_pending { charge.bytes } else { 0 });
         };
-        // Before the live blocks: what becomes pending meanwhile is not counted twice.
+        // Before the live blocks, so that a block that becomes pending meanwhile is not counted twice.
         self.pending().into_iter().for_each(|pending| add(pending.charge, 1, true));
         self.charges.for_each(|_, words| add(charge_of(words), 1, false));
         let reserved = self.reserved.load(Ordering::Acquire);
@@ -190,7 +190,7 @@ impl BudgetCore {
         tags
     }
 
-    /// What each scope holds, the largest first.
+    /// Returns the usage of each scope, the largest first.
     pub(crate) fn scopes(&self) -> Vec<ScopeUsage> {
         let mut scopes = Vec::new();
         let mut names = self.scope_names.lock();

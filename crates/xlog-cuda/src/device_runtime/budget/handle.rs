@@ -1,4 +1,4 @@
-//! The part of a budget that needs no resource: limits, usage, scopes, callbacks.
+//! The calls on a budget that need no resource: limits, usage, scopes, callbacks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,22 +49,22 @@ impl BudgetHandle {
         }
     }
 
-    /// Bytes charged: blocks until they are free, reservations, and operations in flight.
+    /// Charged bytes: blocks until they are free, reservations, and operations in flight.
     pub fn reserved_bytes(&self) -> usize {
         self.core.quotas.snapshot(0, DEVICE).charged
     }
 
-    /// The limit less what is charged; 0 when the limit was lowered below.
+    /// The limit less what is charged; 0 if more is charged than the limit.
     pub fn remaining(&self) -> usize {
         self.core.quotas.snapshot(0, DEVICE).free()
     }
 
-    /// Bytes of returned blocks that the resource below had not freed when it was last asked.
+    /// Bytes of freed blocks that the resource below had not freed at the last query.
     pub fn pending_bytes(&self) -> usize {
         self.core.quotas.snapshot(0, DEVICE).pending
     }
 
-    /// How many requests wait for memory, as their [`WaitPolicy`](super::WaitPolicy) says.
+    /// The number of requests that wait for memory by their [`WaitPolicy`](super::WaitPolicy).
     pub fn waiting_requests(&self) -> usize {
         self.core.queue.len()
     }
@@ -79,7 +79,7 @@ impl BudgetHandle {
         *self.core.policy.lock() = policy;
     }
 
-    /// A scope of this budget: at least `soft` bytes guaranteed, never more than `hard`.
+    /// Opens a scope of this budget, with `soft` bytes guaranteed and at most `hard` bytes.
     pub fn scope(&self, name: &str, soft: usize, hard: usize) -> ResourceResult<BudgetScope> {
         BudgetScope::open(&self.core, None, name, soft, hard)
     }
@@ -94,10 +94,10 @@ impl BudgetHandle {
         self.core.scopes()
     }
 
-    /// Calls `function` when memory is short, before a request is refused, and when the limit is lowered below what is used.
+    /// Calls `function` before a request is refused for a lack of memory, and when the limit is lowered below what is charged.
     ///
-    /// It runs on the thread that needs the memory, without locks: it may allocate and free. What it asks of a budget calls no
-    /// function again. After each function the request is tried again.
+    /// It runs on the thread that needs the memory, without locks: it may allocate and free. Its own requests call no functions. The
+    /// request is retried after each function.
     pub fn on_pressure(
         &self,
         function: impl Fn(&Pressure) + Send + Sync + 'static,
@@ -110,12 +110,12 @@ impl BudgetHandle {
         self.core.refusals.register(Arc::new(function))
     }
 
-    /// The report of the last refusal. [`OomReport::last_of_thread`] is that of the calling thread.
+    /// The report of the budget's last refusal, on any thread; see also [`OomReport::last_of_thread`].
     pub fn last_oom(&self) -> Option<Arc<OomReport>> {
         self.core.last_oom.lock().clone()
     }
 
-    /// Sets the hook that reports call for what other processes hold.
+    /// Sets the hook that returns what other processes hold, for reports.
     pub fn set_other_use(&self, hook: impl Fn() -> Option<OtherUse> + Send + Sync + 'static) {
         self.set_other_processes(move || Some((hook()?, Vec::new())));
     }

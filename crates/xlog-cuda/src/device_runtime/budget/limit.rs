@@ -1,17 +1,17 @@
-//! The effective limit where several are set: the smallest.
+//! The effective limit: the smallest of several.
 
 use std::fmt;
 
-/// Where a limit comes from.
+/// The source of a limit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LimitSource {
     /// Code or environment.
     Configuration,
-    /// What processes that share the card have agreed on.
+    /// The ledger that processes share.
     Ledger,
-    /// What the driver reports as available.
+    /// The total that the driver reports.
     Driver,
     /// The memory of the device, less a reserve.
     DeviceReserve,
@@ -45,13 +45,13 @@ pub struct EffectiveLimit {
 }
 
 impl EffectiveLimit {
-    /// The memory of a device less what is kept for others: contexts, displays, libraries.
+    /// Starts with the memory of a device less a reserve for contexts, displays and libraries.
     #[must_use]
     pub fn device(total: usize, reserve: usize) -> Self {
         Self { limits: vec![(LimitSource::DeviceReserve, total.saturating_sub(reserve))] }
     }
 
-    /// The configured limit alone.
+    /// Starts with a configured limit.
     #[must_use]
     pub fn configured(bytes: usize) -> Self {
         Self { limits: vec![(LimitSource::Configuration, bytes)] }
@@ -64,7 +64,7 @@ impl EffectiveLimit {
         self
     }
 
-    /// Of equal limits the first one rules.
+    /// Returns the smallest limit; of equal limits the first.
     fn ruling(&self) -> (LimitSource, usize) {
         let least = self.limits.iter().min_by_key(|(_, bytes)| *bytes);
         least.copied().unwrap_or((LimitSource::Configuration, usize::MAX))

@@ -1,15 +1,15 @@
-//! One limit per device that really holds.
+//! The byte limit of a device.
 //!
-//! [`GlobalDeviceBudget`] wraps any resource and meters what blocks are charged. Invariants:
-//! - The threads that share a budget never exceed its limit together; a request for exactly what is left succeeds.
+//! [`GlobalDeviceBudget`] wraps any resource and charges its blocks. Invariants:
+//! - All threads together never exceed the limit; a request for exactly what is left succeeds.
 //! - A refusal is never spurious: at some instant during the call the request did not fit.
 //! - A charge ends when the resource below reports the block as free. The block's identity alone determines its charge.
 //!
-//! The limit also caps what the resource below takes from the card, cached memory included, rounded up to whole granules
-//! ([`PhysicalCap`]). A lack of room by fragmentation or granules is [`ResourceError::OutOfMemory`]. [`ResourceError::OutOfBudget`]
-//! concerns charged bytes alone.
+//! The limit also caps the physical memory of the resource below, cached memory included, rounded up to whole granules
+//! ([`PhysicalCap`]). A request that does not fit for fragmentation or granules is [`ResourceError::OutOfMemory`];
+//! [`ResourceError::OutOfBudget`] concerns charged bytes alone.
 //!
-//! It does not see memory that bypasses it, and does not join the ledger that processes share.
+//! It does not count memory that bypasses it, and does not join the ledger that processes share.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -82,7 +82,7 @@ pub(crate) use reservation::RESERVED;
 
 /// A byte limit over a resource. See the [module](self).
 ///
-/// Everything that needs no resource is on its [`BudgetHandle`], which it derefs to.
+/// It derefs to its [`BudgetHandle`], which has the calls that need no resource.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -99,14 +99,14 @@ pub(crate) use reservation::RESERVED;
 pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     handle: BudgetHandle,
-    /// The handle's state, without one indirection.
+    /// The handle's state, with one indirection less.
     core: Arc<BudgetCore>,
     /// Whether `OutOfBudget` from below comes from a meter of physical bytes; otherwise it comes from a budget that has already
     /// reclaimed.
     metered: AtomicBool,
     /// That meter.
     meter: OnceLock<Arc<dyn PhysicalMeter>>,
-    /// Handles do not keep the cap: a dropped budget caps nothing.
+    /// Handles do not keep the cap, so it ends with the budget.
     _cap: Arc<PhysicalCap>,
 }
 
@@ -148,7 +148,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.handle.clone()
     }
 
-    /// [`DeviceMemoryResource::allocate`] by another policy than the budget's own.
+    /// [`DeviceMemoryResource::allocate`] by another policy than the budget's.
     pub fn allocate_with(
         &self,
         bytes: usize,

@@ -1,4 +1,4 @@
-//! Returned blocks that the resource below had not freed when it was last asked.
+//! Pending blocks: freed by their users, but not by the resource below at the last query.
 
 use std::collections::HashSet;
 
@@ -22,7 +22,7 @@ pub(crate) type Freed = HashSet<Generation>;
 #[derive(Debug, Default)]
 pub(crate) struct PendingList {
     pub(crate) blocks: Vec<Pending>,
-    /// Number of blocks at which this shard's thread queries their states next.
+    /// The number of blocks at which this shard's thread queries their states next.
     query_at: usize,
 }
 
@@ -33,8 +33,7 @@ impl PendingList {
         (self.blocks.len() >= self.query_at.max(QUERY_AT)).then(|| self.blocks.clone())
     }
 
-    /// Removes the blocks that are in `freed` and returns their charges. If two threads saw one block freed, only the first finds it
-    /// here.
+    /// Removes the blocks that are in `freed` and returns their charges. If two threads pass one block, only the first gets its charge.
     pub(crate) fn remove(&mut self, freed: &Freed) -> Vec<Charge> {
         let mut charges = Vec::new();
         if freed.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What a request does before it is refused.
+/// The waits of a request before it is refused.
 ///
 /// ```
 /// use std::time::Duration;
@@ -18,8 +18,8 @@ use std::time::Duration;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct OomPolicy {
-    /// The maximum time that the whole call waits for the device: in the budget, for freed blocks whose work has not completed, and
-    /// in the resources below. A driver call that blocks is not interrupted.
+    /// The maximum time that the whole call waits for the device, in the budget and in the resources below. A driver call that blocks is
+    /// not interrupted.
     pub deadline: Duration,
     /// Whether to wait for blocks that are still live. By default a request does not.
     pub wait: Option<WaitPolicy>,
@@ -32,7 +32,7 @@ impl Default for OomPolicy {
 }
 
 impl OomPolicy {
-    /// Does not wait for the device.
+    /// Returns a policy that does not wait.
     #[must_use]
     pub fn impatient() -> Self {
         Self { deadline: Duration::ZERO, wait: None }
@@ -55,11 +55,11 @@ impl OomPolicy {
 
 /// Waits for memory instead of being refused.
 ///
-/// Waiters are served by priority, then in the order of arrival. A large request at the front is not overtaken by smaller ones
-/// behind it. Requests that do not wait do not queue.
+/// Waiters are served by priority, then in the order of arrival: smaller requests do not overtake a large one. Requests without this
+/// policy do not queue.
 ///
-/// A request above the limit is refused at once, also if the limit is lowered while it waits. Any other waiter is refused after its
-/// deadline, so a thread that waits for memory that only it could free does not wait for ever.
+/// A request above the limit is refused at once, even if the limit is lowered while it waits. Any other waiter is refused after its
+/// deadline, so a thread that waits for memory that only it could free does not deadlock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WaitPolicy {
@@ -90,6 +90,6 @@ impl WaitPolicy {
 pub struct Pressure {
     /// Bytes that should be freed.
     pub needed: usize,
-    /// The request, if there is one; otherwise the limit was lowered below what is used.
+    /// The bytes of the request; `None` if the limit was lowered below what is charged.
     pub requested: Option<usize>,
 }

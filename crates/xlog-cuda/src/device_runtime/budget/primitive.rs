@@ -2,6 +2,6 @@
 
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A lock that is never held over a call. A seeded scheduler must not see it: which threads contend depends on the whole process.
+/// A lock that is never held over a call. It is hidden from seeded schedulers: contention depends on all threads of the process.
 pub(crate) use xlog_base::Mutex;
 pub(crate) use xlog_driver::sync::{Sharded, thread_index};

@@ -1,35 +1,32 @@
-//! The accounting of a limit: credit per shard, a global balance behind it, and a final check that stops no thread.
+//! The accounting of a limit: credit per shard, a global balance, and audits.
 //!
 //! Every byte of the limit is in exactly one state: charged, unused credit of a shard, or the balance. A thread charges and releases
-//! in its own shard. Shards refill from the balance in portions and return credit above their bound. No request is refused on this
-//! path.
+//! in its own shard. Shards refill from the balance in portions and return credit above their bound. This path refuses no request.
 //!
-//! What a shard cannot charge is decided by an *audit*: all shards locked for the time of some additions, so that the sums are those of
-//! one instant. The audit moves the unused credit of all shards to the balance and charges from there. If the balance is too small, the
-//! limit was used up by charges at that instant. No lock is held while a resource is called, so an audit waits for no device.
+//! An *audit* decides a request that a shard cannot charge. It locks all shards for a few additions, so that the sums are those of one
+//! instant, moves the unused credit of all shards to the balance, and charges from there. If the balance is too small, the limit was
+//! used up by charges at that instant. No lock is held while a resource is called, so an audit never waits for a device.
 //!
 //! Some charges may end soon:
-//! - *In flight* are the bytes of operations whose result is open: an allocation that may fail, a free that may have happened. Each
-//!   thread counts its own, without a lock.
-//! - *Pending* are returned blocks that the resource below had not freed when it was last asked.
+//! - *In flight* are the bytes of allocations and frees that have not returned. Each thread counts its own, without a lock.
+//! - *Pending* are freed blocks that the resource below had not freed at the last query.
 //!
-//! A request that does not fit even without these is refused at once. Else its thread asks about the pending blocks and audits again,
-//! until its deadline. After the deadline charges in flight count as used.
+//! A request that does not fit even without these is refused at once. Otherwise its thread queries the pending blocks and audits again,
+//! until its deadline. After the deadline, charges in flight count as used.
 //!
 //! Invariants:
 //! - While the balance is below what scopes are guaranteed, or threads wait for memory, no shard has credit.
-//! - The sums over all shards are exact. Those of one shard wrap below zero, since a thread may release what another one charged.
-//! - An operation is in flight before its charge can be seen and until it is released, or recorded as used.
+//! - The sums over all shards are exact. Those of one shard may wrap below zero, since a thread may release what another one charged.
+//! - An operation is in flight before its charge is visible, until the charge is released or recorded.
 
 use super::primitive::{AtomicU64, Mutex, Ordering, Sharded, thread_index};
 use super::tree::{DEVICE, ScopeIndex, ScopeTree};
 
-/// The maximum credit that a shard takes ahead.
+/// The maximum credit that a shard takes in advance.
 const MAX_AHEAD: usize = 64 << 20;
-/// The index of a tag.
 pub(crate) type TagIndex = u32;
 
-/// Bytes of the limit that blocks, or a reservation, use up.
+/// Bytes of the limit that a block or a reservation uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Charge {
     pub(crate) bytes: usize,
@@ -37,7 +34,7 @@ pub(crate) struct Charge {
     pub(crate) scope: ScopeIndex,
 }
 
-/// What one shard has. `T` is what else its users keep there.
+/// The credit and the pending bytes of one shard, and other data `T` of its users.
 #[derive(Debug, Default)]
 pub(crate) struct Shard<T> {
     credit: usize,
@@ -80,9 +77,9 @@ impl AuditSnapshot {
 /// Bytes in flight, by thread. An operation ends on the thread that it began on, so a sum is never below zero while threads count.
 #[derive(Debug)]
 struct InFlight<const N: usize> {
-    /// Of the thread with this index, which alone stores here.
+    /// Bytes of the thread with this index; only that thread stores here.
     own: Box<[OwnBytes; N]>,
-    /// Of all threads with higher indices, and of those without one, which have the index 0.
+    /// Bytes of all threads with higher indices, and of those without one, which have the index 0.
     others: AtomicU64,
 }
 
@@ -143,17 +140,17 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         })
     }
 
-    /// Charges to the balance, and takes credit ahead.
+    /// Charges to the balance, and takes credit in advance.
     #[cold]
     #[inline(never)]
     fn refill(&self, mine: &mut Shard<T>, charge: &Charge) -> bool {
         let mut balance = self.balance.lock();
-        // Waiting threads come first; requests that do not wait are decided in an audit.
+        // Waiting threads come first; an audit decides requests that do not wait.
         if balance.waiters > 0 {
             return false;
         }
         if charge.scope != DEVICE {
-            // A lower bound: credit of shards is free too.
+            // `free` is a lower bound: credit of shards is free too.
             if !balance.scopes.admits(charge.scope, charge.bytes, balance.free) {
                 return false;
             }
@@ -179,7 +176,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         let InFlight { own, others } = &self.in_flight;
         let index = thread_index() as usize;
         match own.get(index).filter(|_| index > 0) {
-            // Release: a thread that sees an operation ended sees what it stored before.
+            // Release: a thread that sees the end of an operation sees its earlier stores.
             Some(OwnBytes(own)) => {
                 own.store(
                     own.load(Ordering::Relaxed).wrapping_add(bytes as u64),
@@ -254,8 +251,8 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         self.audit(|shards, balance| self.summarize(shards, balance, bytes, scope))
     }
 
-    /// Charges out of the credit of all shards and the balance, after `prepare`. The charge is in flight. An error has the sums of the
-    /// audit, and what `explain` finds in it.
+    /// Charges out of the credit of all shards and the balance, after `prepare`. The charge is in flight. `explain` makes the error from
+    /// the sums of the audit.
     pub(crate) fn charge_audited<E>(
         &self,
         charge: &Charge,
@@ -300,7 +297,7 @@ impl<T, const N: usize> ThreadQuotas<T, N> {
         read(&self.balance.lock().scopes)
     }
 
-    /// Announces a waiting thread: from now on releases report it.
+    /// Announces a waiting thread: releases then report that a thread waits.
     pub(crate) fn begin_waiting(&self) {
         self.audit(|shards, balance| {
             drain_shards(shards, balance);
@@ -367,7 +364,7 @@ pub(crate) fn release_pending<T>(
     is_released && balance.waiters > 0
 }
 
-/// Moves the credit of all shards to the balance. A shard gets a bound again with its next refill.
+/// Moves the credit of all shards to the balance. The next refill of a shard sets its bound.
 fn drain_shards<T>(shards: &mut [&mut Shard<T>], balance: &mut Balance) {
     for shard in shards {
         balance.free += shard.credit as i128;

@@ -1,15 +1,15 @@
 //! The steps before a request is refused.
 //!
-//! A request that can never fit is refused at once. Else, in this order, with a new attempt after each step:
+//! A request that can never fit is refused at once. Otherwise each step is followed by a new attempt:
 //! 1. the unused credit of all shards;
-//! 2. completed frees of the resource below, and a trim where a guard holds freed blocks back;
-//! 3. where the ledger refused: memory that other processes have cached;
+//! 2. completed frees of the resource below, and a trim if a guard has freed blocks in quarantine;
+//! 3. if the ledger refused: memory that other processes have cached;
 //! 4. polls of pending frees and of operations in flight, until the deadline of the call;
 //! 5. pressure functions;
 //! 6. the queue, if the policy says so.
 //!
-//! No lock is held while the resource below or a function is called. All waiting for the device in one call spends one deadline
-//! ([`DeviceWait`]), of which half is kept for what pressure functions free.
+//! No lock is held while the resource below or a function is called. All waits of one call for the device spend one deadline
+//! ([`DeviceWait`]); half of it is kept for memory that pressure functions free.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,13 +25,13 @@ use super::waiting::Ticket;
 use crate::device_runtime::resource::{BlockState, DeviceMemoryResource, ResourceError};
 use crate::device_wait::{self, Backoff, DeviceWait};
 
-/// Attempts in a row without a pause, while each finds freed blocks that other threads then take.
+/// The maximum number of attempts without a pause, while each finds freed blocks whose bytes other threads then charge.
 const MAX_ROUNDS: u32 = 64;
 
-/// Times that other processes are asked in one request without a wait: another process may take the memory each time.
+/// The maximum number of asks without a wait in one request: a third process may take the memory each time.
 const MAX_FUTILE_ASKS: u32 = 32;
 const WORTHWHILE_WAIT: Duration = Duration::from_millis(1);
-/// The longest wait for other processes before this one looks at its own pending frees again.
+/// The maximum wait for other processes before this process queries its own pending frees again.
 const LONGEST_ASK: Duration = Duration::from_millis(50);
 
 type PressureFunction = Arc<dyn Fn(&Pressure) + Send + Sync>;
@@ -42,16 +42,16 @@ pub(super) struct ReclaimState {
     policy: OomPolicy,
     step: u32,
     called: usize,
-    /// Times that other processes were asked in vain, without a wait.
+    /// The number of asks that returned without a wait.
     futile_asks: u32,
     backoff: Backoff,
-    /// The part of the deadline that waits below must leave for pressure functions; `None` before the resource may wait at all.
+    /// The part of the deadline that waits below leave for pressure functions; `None` until the resource below may wait.
     pub(super) kept_below: Option<Duration>,
     _deadline: DeviceWait,
 }
 
 impl ReclaimState {
-    /// Starts the deadline, less the time that budgets below have already waited in this call.
+    /// Starts the deadline, less the time that budgets below have waited in this call.
     pub(super) fn new(policy: OomPolicy, spent: Duration) -> Self {
         let _deadline = DeviceWait::begin(policy.deadline.saturating_sub(spent));
         let backoff = Backoff::default();
@@ -59,7 +59,7 @@ impl ReclaimState {
     }
 }
 
-/// The part of the deadline that is kept for pressure functions which have not been called.
+/// Returns the part of the deadline to keep for pressure functions that have not been called.
 fn kept_for(functions: &[PressureFunction]) -> Duration {
     if functions.is_empty() {
         return Duration::ZERO;
@@ -68,7 +68,7 @@ fn kept_for(functions: &[PressureFunction]) -> Duration {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// Charges what neither this thread's credit nor the balance covers.
+    /// Charges a request that neither this thread's credit nor the balance covers.
     #[cold]
     pub(super) fn charge_with_reclaim(
         &self,
@@ -105,8 +105,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
 
     /// Charges, and polls pending frees and operations in flight until only `kept` is left of the deadline.
     ///
-    /// An error has the sums of an audit. The pending blocks of that audit are queried after it, and none was free: at its instant
-    /// their bytes were in use below, like those of live blocks. Operations in flight count as used.
+    /// An error has the sums of an audit whose pending blocks were queried afterwards and not free. So at the instant of the audit their
+    /// bytes were in use below. Operations in flight count as used.
     fn charge_after_frees(&self, charge: &Charge, kept: Duration) -> Result<(), AuditSnapshot> {
         let mut backoff = Backoff::default();
         let mut freed = Freed::default();
@@ -137,13 +137,13 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if pending.is_empty() {
             return Freed::default();
         }
-        // Its failure stays with the blocks, and is returned by the next reap.
+        // The next reap retries a failed free and returns its error.
         let _ = self.inner.reap_completed();
         let (freed, quarantined) = self.query_states(pending);
         if !freed.is_empty() || !quarantined {
             return freed;
         }
-        // Some are in a guard's quarantine: a trim releases them.
+        // Some are in a guard's quarantine: a trim evicts them.
         let _ = self.inner.trim();
         let _ = self.inner.reap_completed();
         self.query_states(pending).0
@@ -256,8 +256,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         true
     }
 
-    /// Asks other processes of the ledger for what they have cached. Returns whether the request may fit now, or the own frees may serve
-    /// it.
+    /// Asks other processes of the ledger for cached memory. Returns whether to retry: the request may fit, or a process may answer later.
     fn asks_other_processes(
         &self,
         error: &ResourceError,
@@ -274,7 +273,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let waited = began.elapsed();
         device_wait::spend(waited);
         reclaim.futile_asks += u32::from(waited < WORTHWHILE_WAIT);
-        // A process that has not answered may do so later.
+        // A process that has not answered yet may do so later.
         let more_to_come = waited >= LONGEST_ASK;
         if !may_fit && more_to_come {
             self.reap_below();
@@ -290,7 +289,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     fn reap_below(&self) {
-        // Its failure stays with the blocks, and is returned by the next reap.
+        // The next reap retries a failed free and returns its error.
         let _ = self.inner.reap_completed();
         self.scan_pending();
     }

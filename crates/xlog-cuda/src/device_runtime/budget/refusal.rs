@@ -1,4 +1,4 @@
-//! Refusals: the error with its numbers, and the report of what holds the memory.
+//! Refusals: the error, and the report of the largest holders.
 
 use super::GlobalDeviceBudget;
 use super::callbacks;
@@ -70,7 +70,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         self.core.scopes().into_iter().find(|scope| scope.name == *name)
     }
 
-    /// Adds the state of the budget and of what is below it. No lock is held over a call of either.
+    /// Adds the state of the budget and of the resource below. No lock is held over a call of either.
     fn describe(&self, report: OomReport, snapshot: AuditSnapshot) -> OomReport {
         let (mut tags, mut scopes) = (self.core.tags(), self.core.scopes());
         tags.truncate(NAMED);
@@ -104,7 +104,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 }
 
-/// What the driver reports as free; `None` if it does not answer.
+/// Returns the free memory that the driver reports; `None` if it fails.
 pub(crate) fn free_of(device: &CudaDevice) -> Option<usize> {
     usize::try_from(device.memory_info().ok()?.free).ok()
 }

@@ -1,6 +1,6 @@
 //! The report of a refusal: its cause, the largest holders, and where the request came from. `report_text` prints it.
 //!
-//! An error has no room for its report, so the last reports of the process are kept, and an error finds its own by its text.
+//! The process keeps its last reports; an error has no field for its report, so it is looked up by the text of the error.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,9 +16,9 @@ use crate::device_runtime::resource::{
     AllocTag, FreeSpace, ResourceError, ResourceStatistics, StreamId,
 };
 
-/// Holders that a report names.
+/// The number of holders that a report names.
 pub(crate) const NAMED: usize = 8;
-/// Reports that the process keeps for errors that are printed on another thread, or later.
+/// The number of reports that the process keeps for errors that are printed later or on another thread.
 const KEPT: usize = 16;
 
 /// Why a request was refused.
@@ -32,15 +32,15 @@ pub enum OomCause {
     Budget,
     /// The hard limit of its scope leaves too little.
     Scope,
-    /// What is free is guaranteed to other scopes.
+    /// The free bytes are guaranteed to other scopes.
     Guaranteed,
-    /// It would fit once work on streams has completed and returned blocks are free.
+    /// It would fit once work on streams has completed and freed blocks are free.
     WaitingOnStreams,
     /// The limit of its [`GpuMemoryManager`](crate::GpuMemoryManager) leaves too little.
     Manager,
     /// It fits the budget; the ledger's limit is used up, mostly by this process.
     Ledger,
-    /// It fits the budget; the device is full, of this process's memory or of memory whose owner is unknown.
+    /// It fits the budget; the device is full with memory of this process or of unknown owners.
     Device,
     /// It fits the budget; the device, or the limit of the ledger, is used up by other processes.
     OtherProcesses,
@@ -180,7 +180,7 @@ pub struct RefusedCall {
     pub file: &'static str,
     /// Its line.
     pub line: u32,
-    /// Where the limit of the runtime's budget comes from.
+    /// The source of the limit of the runtime's budget.
     pub limit_source: Option<LimitSource>,
 }
 
@@ -190,17 +190,15 @@ pub struct RefusedCall {
 pub struct OomReport {
     /// Why.
     pub cause: OomCause,
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
     /// Bytes that would have been charged.
     pub requested: usize,
     /// Which limit refused.
     pub refused_by: RefusedBy,
-    /// Bytes that this limit would have had to grant. For a ledger: the size of the segment that the resource below wanted from the
-    /// card.
+    /// Bytes that this limit would have had to grant. For a ledger it is the size of the segment for which the resource below asked.
     pub needed: usize,
-    /// The maximum that this limit would have granted. For a device, whose free memory is not known, it is what the budget would
-    /// grant.
+    /// The maximum that this limit would have granted. For a device it is what the budget would have granted; 0 without a budget.
     pub remaining: usize,
     /// The tag of the request.
     pub tag: AllocTag,
@@ -216,27 +214,26 @@ pub struct OomReport {
     pub tags: Vec<TagUsage>,
     /// The largest scopes, in descending order.
     pub scopes: Vec<ScopeUsage>,
-    /// What other processes hold, if a ledger is joined.
+    /// Usage of other processes, if a ledger is joined.
     pub others: Option<OtherUse>,
     /// The counters of the resource below.
     pub statistics: ResourceStatistics,
-    /// What the resource below has free, where it knows.
+    /// The free memory of the resource below, if known.
     #[serde(serialize_with = "with_fragmentation")]
     pub free_space: Option<FreeSpace>,
     /// The error of the resource below, if that failed.
     pub detail: Option<String>,
     /// The largest other processes, if a ledger is joined.
     pub processes: Vec<OtherProcess>,
-    /// Bytes that the resource below holds of the device, cached or not, where it knows.
+    /// The physical memory of the resource below, cached or not, if known.
     pub physical: Option<usize>,
-    /// The memory of the device, where it is known.
+    /// The memory of the device, if known.
     pub device_total: Option<usize>,
-    /// What the driver reports as free of it, if the device or the resource below refused.
+    /// The free memory that the driver reports, if the device or the resource below refused.
     pub device_free: Option<usize>,
     /// The text of the error without its report.
     pub error: String,
-    /// The call of a runtime or a manager. It is set when the call returns, after the functions of
-    /// [`on_oom`](super::BudgetHandle::on_oom).
+    /// The call of a runtime or a manager, which sets it after the functions of [`on_oom`](super::BudgetHandle::on_oom) have run.
     #[serde(serialize_with = "of_once")]
     pub call: OnceLock<RefusedCall>,
 }
@@ -276,7 +273,7 @@ impl OomReport {
         LAST.try_with(|last| last.borrow().clone()).unwrap_or(None)
     }
 
-    /// A report of `error` that knows nothing else.
+    /// Makes a report that has only the numbers of `error`.
     pub(crate) fn of_error(
         error: &ResourceError,
         tag: AllocTag,
@@ -315,7 +312,7 @@ impl OomReport {
         }
     }
 
-    /// Keeps the report for this thread, and for the code that prints its error.
+    /// Stores the report as this thread's last one, and for the code that prints its error.
     pub(crate) fn file(self) -> Arc<Self> {
         let report = Arc::new(self);
         let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
@@ -325,7 +322,7 @@ impl OomReport {
         report
     }
 
-    /// Returns the report of the error with this text: this thread's last one, or else the only one of the process.
+    /// Returns the report of the error with this text: this thread's last one, else the only recent one of the process.
     pub(crate) fn of_text(error: &str) -> Option<Arc<Self>> {
         let own = Self::last_of_thread().filter(|report| report.error == error);
         own.or_else(|| {
@@ -346,7 +343,7 @@ impl OomReport {
         let _ = self.call.set(RefusedCall { stream, file, line, limit_source });
     }
 
-    /// The report as one JSON object.
+    /// Returns the report as one JSON object.
     pub fn to_json(&self) -> String {
         #[derive(Serialize)]
         struct Object<'a> {
@@ -354,7 +351,7 @@ impl OomReport {
             report: &'a OomReport,
             hints: Vec<String>,
         }
-        // Only keys that are no texts fail.
+        // Serialization fails only for keys that are not strings.
         serde_json::to_string(&Object { report: self, hints: self.hints() }).unwrap_or_default()
     }
 }

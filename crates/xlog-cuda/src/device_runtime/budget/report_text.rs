@@ -1,4 +1,4 @@
-//! The texts of a report: one line for the error, one screen for the report itself, and what would help.
+//! The texts of a report: one line for the error, one screen for the report itself, and hints.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use xlog_base::{size_text, size_text_up};
 use super::limit::LimitSource;
 use super::report::{OomCause, OomReport, OtherProcess, RefusedBy, TagUsage};
 
-/// Holders, and other processes, that the line of an error names.
+/// The number of holders, and of other processes, that the line of an error names.
 const IN_LINE: usize = 3;
 
 fn size(bytes: usize) -> String {
@@ -24,7 +24,7 @@ fn quoted(tag: &TagUsage) -> String {
 }
 
 impl OomReport {
-    /// What would help, the most useful first.
+    /// Returns the remedies, the most useful first.
     pub fn hints(&self) -> Vec<String> {
         let mut hints = Vec::new();
         let missing = self.needed.saturating_sub(self.remaining);
@@ -78,7 +78,7 @@ impl OomReport {
         hints
     }
 
-    /// What helps if other processes hold the memory.
+    /// The hint if other processes hold the memory.
     fn end_others(&self) -> String {
         match self.refused_by == RefusedBy::Ledger {
             true => "trim or end other processes of the ledger, or raise its limit".to_owned(),
@@ -86,7 +86,7 @@ impl OomReport {
         }
     }
 
-    /// What helps if the other process with the memory does not answer.
+    /// The hint if another process has enough cached memory and does not answer.
     fn silent_holder(&self, missing: usize) -> Option<String> {
         let has_it = |cached: usize| cached >= missing;
         let silent =
@@ -95,7 +95,7 @@ impl OomReport {
         Some(format!("continue or end process {}, which may be stopped", other.pid))
     }
 
-    /// Names the smallest tag whose live blocks are enough, or else what is missing.
+    /// Names the smallest tag whose live blocks are enough, or else the missing bytes.
     fn free_something(&self, missing: usize) -> String {
         let live = |tag: &TagUsage| tag.bytes.saturating_sub(tag.pending);
         let enough = self.tags.iter().rev().find(|tag| live(tag) >= missing && tag.blocks > 0);
@@ -109,14 +109,14 @@ impl OomReport {
         }
     }
 
-    /// What helps under the limit of the budget. A limit above the card's memory is not proposed.
+    /// The hint if the budget is used up. It proposes no limit above the card's memory.
     fn free_or_raise(&self, missing: usize) -> String {
         let free = self.free_something(missing);
         match self.limit_source() {
             Some(LimitSource::Ledger) => format!("{free}, or raise the limit of the ledger"),
             Some(LimitSource::Driver | LimitSource::DeviceReserve) => free,
             Some(LimitSource::Configuration) | None => {
-                // The budget also caps what is held of the card, in whole granules. Cached memory is trimmed.
+                // The budget also caps physical memory, in whole granules. Cached memory is trimmed.
                 let cached = self.free_space.map_or(0, |space| space.bytes);
                 let held = self.physical.map_or(0, |bytes| bytes.saturating_sub(cached));
                 let limit = self.reserved.max(held).saturating_add(self.needed);
@@ -128,7 +128,7 @@ impl OomReport {
         }
     }
 
-    /// What helps under the hard limit of a scope.
+    /// The hint if the hard limit of a scope is reached.
     fn widen_scope(&self, missing: usize) -> String {
         let free = at_least(missing);
         let Some(scope) = &self.scope else { return format!("free {free} inside the scope") };
@@ -141,7 +141,7 @@ impl OomReport {
         format!("free {free} inside scope '{name:.40}'{}", if fits { &*widen } else { "" })
     }
 
-    /// The error below the budget. Of a ledger, the request and what remains say all.
+    /// The error below the budget. A refusal by the ledger has no more than the numbers of the report.
     fn detail_below(&self) -> Option<&String> {
         self.detail.as_ref().filter(|_| self.refused_by == RefusedBy::Device)
     }
@@ -150,7 +150,7 @@ impl OomReport {
         self.call.get().and_then(|call| call.limit_source)
     }
 
-    /// Writes what the error says in one line: the request, the limit, what is in use, the largest holders, others, a hint.
+    /// Writes the line of the error: the request, the limit, the usage, the largest holders, other processes, a hint.
     fn write_line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} for \"{:.40}\"", size(self.requested), self.tag.0)?;
         if let Some(call) = self.call.get() {
@@ -254,7 +254,7 @@ impl fmt::Display for Line<'_> {
 }
 
 impl OomReport {
-    /// One line: what was asked for, which limit refused, what is left under it.
+    /// Writes the request, the limit that refused, and what it leaves.
     fn write_refusal(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "  requested {} bytes for '{}'", self.requested, self.tag)?;
         if self.needed != self.requested {

@@ -1,7 +1,7 @@
 //! Reservations: bytes of a budget that only their holder can allocate.
 //!
-//! Invariant: reserved bytes are charged from the reservation to the drop of it or of the block that was allocated from it. A
-//! reservation takes no memory of the device.
+//! Invariant: reserved bytes stay charged until the reservation is dropped, or the block that was allocated from it is freed. A
+//! reservation allocates no memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ pub(crate) const RESERVED: AllocTag = AllocTag("(reserved)");
 
 /// Bytes of a budget, reserved until they are allocated or this is dropped.
 ///
-/// A block out of them is not checked against the budget again. The device may still be full.
+/// The budget does not check a block out of them again. The device may still be full.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -60,7 +60,7 @@ impl BudgetReservation {
 
     /// Allocates a block out of the reservation. `resource` is the budget that it came from, or a decorator above that.
     ///
-    /// A request above what is left is [`ResourceError::OutOfBudget`]. After an error nothing has changed.
+    /// A request above what is left is [`ResourceError::OutOfBudget`]. An error changes nothing.
     pub fn allocate(
         &mut self,
         resource: &dyn DeviceMemoryResource,
@@ -71,7 +71,7 @@ impl BudgetReservation {
         resource.allocate_request(AllocRequest::new(bytes, stream, tag), Some(self))
     }
 
-    /// A reservation of `bytes` bytes out of this one.
+    /// Splits off a reservation of `bytes` bytes.
     pub fn split(&mut self, bytes: usize) -> ResourceResult<Self> {
         self.covers(bytes)?;
         let below = match &mut self.below {

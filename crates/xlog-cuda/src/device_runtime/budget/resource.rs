@@ -1,10 +1,10 @@
-//! The budget as a resource. An allocation is charged first; after the call of the resource below its charge is confirmed, corrected or
-//! released. A free releases the charge once the block is free. Everything else is forwarded.
+//! The budget as a resource. An allocation is charged before the call of the resource below; then its charge is confirmed, corrected or
+//! released. A free releases the charge once the block is free. All other calls are forwarded.
 //!
-//! Invariants: a charge in flight is counted as used until its call returns, and a panic below releases it. No lock is held while
-//! the resource below is called.
+//! Invariants: a charge in flight counts as used until its call returns, and a panic below releases it. No lock is held while the
+//! resource below is called.
 //!
-//! It does not decide what fits: see `quota`. It does not free memory for a request: see `reclaim`.
+//! `quota` decides what fits; `reclaim` frees memory for a request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::device_runtime::resource::{
 };
 use crate::device_wait::{self, DeviceWait};
 
-/// Attempts to allocate a block that comes back larger than announced.
+/// The maximum number of attempts for a block that is larger than announced.
 const MAX_ATTEMPTS: u32 = 4;
 
 /// A charge whose inner call is in progress. A panic below drops it, which releases the charge.
@@ -39,7 +39,7 @@ impl Drop for ChargeInFlight<'_> {
     }
 }
 
-/// The outcome of an inner call that gave no block.
+/// The outcome of an inner call that returned no block.
 enum Outcome {
     /// The error, and the time that budgets below waited before this call had a deadline.
     Failed(ResourceError, Duration),
@@ -47,8 +47,8 @@ enum Outcome {
     Larger(usize),
 }
 
-/// Calls the resource below, which waits for the device only if an earlier call without waits has failed.
-/// An error has the time that budgets below waited before there was a deadline.
+/// Calls the resource below. It may wait for the device only once a call without waits has failed. An error has the time that budgets
+/// below waited before there was a deadline.
 fn call_below<T>(
     reclaim: Option<&ReclaimState>,
     call: impl FnOnce() -> ResourceResult<T>,
@@ -67,9 +67,8 @@ fn call_below<T>(
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// Charges and calls the resource below. If either fails, reclaims and tries again until no step is left.
-    ///
-    /// Without a `policy` the budget's own rules.
+    /// Charges and calls the resource below. If either fails, reclaims and retries until no step is left. The default of `policy` is the
+    /// budget's.
     #[inline(always)]
     pub(super) fn allocate_charged(
         &self,
@@ -90,7 +89,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
         let in_flight = ChargeInFlight { core: &self.core, charge };
         let deferred = device_wait::defer();
-        // Returned as it is, since each move would copy the block.
+        // Returned without a move, which would copy the block.
         let result = call();
         if let Ok(block) = &result
             && block.bytes <= charge.bytes
@@ -132,7 +131,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         Ok(block)
     }
 
-    /// Slow path: goes on after the first attempt, whose outcome is `failed` if it was charged.
+    /// Slow path: continues after the first attempt, whose outcome is `failed` if it was charged.
     #[cold]
     #[inline(never)]
     fn allocate_with_reclaim(
@@ -191,7 +190,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// Corrects the charge of a block that is charged `real` bytes. If that does not fit, frees the block.
+    /// Corrects the charge of a block to `real` bytes. If they do not fit, frees the block.
     fn correct_charge(
         &self,
         charge: Charge,
@@ -199,7 +198,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         block: DeviceBlock,
     ) -> Result<DeviceBlock, Outcome> {
         if real < charge.bytes {
-            // The request was repeated with the size of a larger block than it got.
+            // A retry was charged for a larger block than it got.
             self.core.quotas.end(real);
             self.core.release(&Charge { bytes: charge.bytes - real, ..charge });
             return Ok(block);
@@ -209,7 +208,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             self.core.quotas.end(real);
             return Ok(block);
         }
-        // Recorded with what was charged, so that the free releases it whenever it completes.
+        // The recorded charge is released when the free completes.
         self.core.record(block.generation, &charge);
         self.core.quotas.end(charge.bytes);
         let _ = self.deallocate(block);
@@ -230,7 +229,7 @@ impl Drop for FreeInFlight<'_> {
 }
 
 impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
-    /// Allocates out of a reservation, which has the charge already.
+    /// Allocates out of a reservation, whose bytes are charged already.
     fn allocate_reserved(
         &self,
         request: AllocRequest,

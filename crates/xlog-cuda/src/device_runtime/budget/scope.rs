@@ -1,11 +1,11 @@
 //! Scopes: budgets inside a budget, for a tenant, an executor or a query.
 //!
-//! An allocation of a thread inside a scope is charged to that scope and its parents until it is freed, by any thread. Invariants:
+//! An allocation inside a scope is charged to that scope and its parents until any thread frees it. Invariants:
 //! - A scope never exceeds its hard limit.
 //! - The soft limit is a guarantee: no other scope gets the bytes that a scope needs to reach it.
 //! - Between the two limits a scope borrows bytes that are guaranteed to no scope. `tree` has the exact rule.
 //!
-//! Allocations inside scopes contend for one lock; those outside do not.
+//! Allocations inside scopes contend for one lock; others do not.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -209,7 +209,7 @@ impl Drop for EnteredScope {
             let at = stack.iter().position(|(token, _)| *token == self.token);
             at.map(|at| stack.remove(at))
         });
-        // An ending thread has no stack any more, and allocates nothing.
+        // An ending thread has no stack any more, and does not allocate.
         if left.is_ok() {
             refresh();
         }

@@ -1,6 +1,6 @@
-//! The indices of tags, for the whole process: charges carry an index, reports the name.
+//! The indices of tags, for the whole process: charges have an index, reports the name.
 //!
-//! A thread finds the index of a tag by the address of its text in a small cache, and in the shared table on a miss.
+//! Each thread caches a few indices by the address of the tag's text; a miss looks up the shared table.
 
 use std::cell::Cell;
 use std::collections::HashMap;

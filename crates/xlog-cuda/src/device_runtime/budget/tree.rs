@@ -1,4 +1,4 @@
-//! The arithmetic of scopes: use, guarantees, admission. It has no locks and knows no names.
+//! The arithmetic of scopes: use, guarantees, admission. It has no locks.
 //!
 //! A scope has a soft limit (a guarantee) and a hard limit (a bound). Its *need* is what must stay free so that it and its
 //! children can still reach their guarantees:
@@ -12,7 +12,7 @@
 /// The index of a scope; [`DEVICE`] is the whole budget.
 pub(crate) type ScopeIndex = u32;
 
-/// Outside all scopes.
+/// The index of charges outside all scopes.
 pub(crate) const DEVICE: ScopeIndex = 0;
 
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ struct Node {
     used: usize,
     need: u128,
     children_need: u128,
-    /// Children that keep it.
+    /// The number of children, which keep it.
     children: u32,
     /// Whether a handle exists, so that threads can enter it.
     open: bool,
@@ -98,13 +98,13 @@ impl ScopeTree {
         Some(ScopeFigures { soft: node.soft, hard: node.hard, used: node.used })
     }
 
-    /// What must stay free for the guarantees of all scopes.
+    /// Returns the bytes that must stay free for the guarantees of all scopes.
     #[inline]
     pub(crate) fn need(&self) -> u128 {
         self.nodes.first().map_or(0, |device| device.children_need)
     }
 
-    /// The scopes from this one up to the device, which is not among them.
+    /// Returns the scopes from this one upwards, without the device.
     fn chain(&self, scope: ScopeIndex) -> impl Iterator<Item = &Node> {
         let mut next = scope;
         std::iter::from_fn(move || {
@@ -114,7 +114,7 @@ impl ScopeTree {
         })
     }
 
-    /// The minimum that the hard limits of the chain leave.
+    /// Returns the minimum of what the hard limits of the chain leave.
     pub(crate) fn hard_room(&self, scope: ScopeIndex) -> usize {
         self.chain(scope)
             .map(|node| node.hard.saturating_sub(node.used))
@@ -127,7 +127,7 @@ impl ScopeTree {
         self.chain(scope).map(|node| node.hard).min().unwrap_or(usize::MAX)
     }
 
-    /// The needs that would remain after a charge.
+    /// Returns the sum of needs that would remain after a charge.
     fn need_after(&self, scope: ScopeIndex, charge: usize) -> u128 {
         let (mut before, mut after) = (0, 0);
         for node in self.chain(scope) {
@@ -162,7 +162,7 @@ impl ScopeTree {
 
     /// The largest charge that would be admitted, up to `max`.
     pub(crate) fn room(&self, scope: ScopeIndex, free: i128, max: usize) -> usize {
-        // A smaller charge is admitted if a larger one is: bisect.
+        // If a charge is admitted, every smaller one is: bisect.
         let (mut yes, mut no) = (0, max);
         if self.admits(scope, max, free) {
             return max;

@@ -1,7 +1,7 @@
 //! The queue of threads that wait for memory: by priority, then by arrival.
 //!
-//! Only the first waiter retries; the others sleep. A waiter sleeps for a short time only: completed stream work sends no
-//! notification, and a deterministic scheduler must get its turn.
+//! Only the first waiter retries; the others sleep. Each sleep is short: completed stream work sends no notification, and a seeded
+//! scheduler must be able to switch threads.
 
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ pub(crate) struct WaitQueue(Mutex<List>);
 #[derive(Debug, Default)]
 struct List {
     next: u64,
-    /// Sorted: the first is served next.
+    /// In the order in which they are served.
     waiters: Vec<Waiter>,
 }
 

@@ -3,8 +3,8 @@
 //! A check is queued like any work and writes its findings into a slot of device memory, 128 bytes. After it has completed, a
 //! separate stream reads the slot back, which waits for no other work.
 //!
-//! On a GPU the check is the kernel of `kernels/guard.cu`. The simulated device runs its twin below. For any other driver the bytes
-//! are copied to the host and compared there, which waits for the stream.
+//! On a GPU the check is the kernel of `kernels/guard.cu`. The simulated device runs an equal kernel in Rust. For any other driver the
+//! host copies and compares the bytes, which waits for the stream.
 //!
 //! Invariant: a slot is reused only after its check has completed. The checker does not order checks: the caller does.
 
@@ -24,13 +24,13 @@ use crate::device_runtime::resource::Access;
 use crate::device_runtime::resource::{PhysicalMeter, ResourceResult};
 use crate::kernels::guard;
 
-/// Bytes of a slot.
+/// The bytes of a slot.
 const SLOT: usize = 128;
-/// Slots that are allocated from the device at a time.
+/// The number of slots that are allocated from the device at a time.
 const CHUNK: usize = 256;
-/// Bytes of damage that a finding shows.
+/// The number of damaged bytes that a finding shows.
 const SHOWN: usize = 16;
-/// Bytes that a check by the host compares at a time.
+/// The number of bytes that a check on the host compares at a time.
 const STEP: usize = 256;
 
 /// A run of damaged bytes.
@@ -51,7 +51,7 @@ pub(super) struct Findings {
 
 /// A slot that a queued check writes.
 ///
-/// A check may still write a slot that is dropped unread: it is reused after the device has completed all work
+/// A check may still write a slot that is dropped unread, so such a slot is reused only after all work of the device has completed
 /// ([`Checker::reclaim`]).
 #[derive(Debug)]
 pub(super) struct FindingSlot {
@@ -83,7 +83,7 @@ pub(super) enum Check {
     Done(Findings),
 }
 
-/// How checks run on this device.
+/// The method of checks on this device.
 #[derive(Debug)]
 enum CheckMethod {
     Cuda(CudaFunction),
@@ -92,7 +92,7 @@ enum CheckMethod {
     Copied,
 }
 
-/// Queues checks and reads what they found.
+/// Queues checks and reads their findings.
 #[derive(Debug)]
 pub(super) struct Checker {
     device: Arc<CudaDevice>,
@@ -137,7 +137,7 @@ impl Checker {
         Self { device, method, reader, slots: Arc::default(), meter: Mutex::new(None) }
     }
 
-    /// Loads the kernel and allocates the stream and the first slots. Called before the first block is handed out.
+    /// Loads the kernel and allocates the stream and the first slots, before the first block is allocated.
     pub(super) fn make_ready(&self) -> ResourceResult<()> {
         if self.method.get().is_none() {
             let _ = self.method.set(self.choose_method()?);
@@ -173,13 +173,13 @@ impl Checker {
         }
     }
 
-    /// The physical memory of a chunk: the driver allocates whole units of its alignment.
+    /// Returns the physical memory of a chunk: the driver allocates whole units of its alignment.
     fn chunk_bytes(&self) -> usize {
         let step = self.device.properties().allocation_alignment.max(1);
         (CHUNK * SLOT).next_multiple_of(step)
     }
 
-    /// Charges the existing chunks to a meter, and from then on every chunk before it is allocated.
+    /// Charges the existing chunks to a meter, and later ones before they are allocated.
     pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         let mut kept = self.meter.lock();
         let chunks = self.slots.lock().chunks.len();
@@ -222,7 +222,7 @@ impl Checker {
         }
     }
 
-    /// Reclaims the slots of checks that were left unread, after a wait for all streams.
+    /// Reclaims the slots of unread checks, after a wait for all streams.
     pub(super) fn reclaim(&self) -> DriverResult<()> {
         let abandoned = std::mem::take(&mut self.slots.lock().abandoned);
         if abandoned.is_empty() {
@@ -263,7 +263,7 @@ impl Checker {
         }
     }
 
-    /// Checks the redzones of a block whose work has completed, on the reader's stream: only this work is waited for.
+    /// Checks the redzones of a block whose work has completed, on the reader's stream. Waits only for the check.
     pub(super) fn check_idle(&self, redzones: &Redzones) -> DriverResult<Findings> {
         match self.reader.get() {
             Some(reader) => self.check_copy(redzones, false, *reader),
@@ -381,7 +381,7 @@ impl Checker {
             let Some(&first) = run.first() else { continue };
             let mut bytes = vec![0; run.len() * SLOT];
             #[allow(unsafe_code)]
-            // SAFETY: these slots are ours, next to each other, and their checks have completed.
+            // SAFETY: these slots belong to the checker, are adjacent, and their checks have completed.
             unsafe {
                 self.device.driver().copy_dtoh(&mut bytes, checked[first], *reader)?;
             }
@@ -412,9 +412,9 @@ impl Checker {
         }
         drop((slots, meter));
         if let Some(reader) = self.reader.get() {
-            // A lost device has taken it with it.
+            // A lost device has destroyed it already.
             #[allow(unsafe_code)]
-            // SAFETY: this owns the stream, and goes.
+            // SAFETY: the checker owns the stream, and is not used after this.
             let _ = unsafe { driver.stream_destroy(*reader) };
         }
     }
@@ -425,7 +425,7 @@ fn are_together(slot: u64, next: u64, chunks: &[u64]) -> bool {
     slot + SLOT as u64 == next && !chunks.contains(&next)
 }
 
-/// The progress of a check on the host; the kernel's counterpart is in its slot.
+/// The progress of a check on the host. The kernel keeps its progress in the slot.
 #[derive(Default)]
 struct Comparison {
     around: Option<Finding>,
@@ -433,7 +433,7 @@ struct Comparison {
 }
 
 impl Comparison {
-    /// Compares `bytes`, which begin `from` bytes behind the base.
+    /// Compares `bytes`, which begin `from` bytes after the base.
     fn compare(&mut self, bytes: &[u8], from: usize, redzones: &Redzones) {
         let user = redzones.front..redzones.front + redzones.bytes;
         let cuts = [user.start, user.end, from + bytes.len()];
@@ -467,7 +467,7 @@ impl Comparison {
     }
 }
 
-/// Adds to `finding` the bytes of a range of offsets from the base that are not `due`.
+/// Adds the bytes that are not `due` to `finding`. `range` has offsets from the base.
 fn compare(bytes: &[u8], from: usize, range: Range<usize>, due: u8, finding: &mut Option<Finding>) {
     let same = [due; STEP];
     let mut start = range.start;

@@ -1,7 +1,7 @@
-//! The life of a check: queued, polled, read; and the unmapping that waits for checks.
+//! The collection of queued checks, and the unmapping of blocks after their checks.
 //!
-//! Invariants: one thread at a time collects results, and pending checks of a stream stay in its order. A check that could not be
-//! read and a block that could not be unmapped stay for the next collection.
+//! Invariants: one thread at a time collects results, and pending checks of a stream stay in the order of the stream. A check that could
+//! not be read and a block that could not be unmapped stay for the next collection.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::device_runtime::resource::{
 };
 use crate::stream::Completion;
 
-/// Pending checks at which a request or a free collects findings.
+/// The number of pending checks at which a request or a free collects findings.
 const COLLECT_AT: usize = 128;
 
 impl<R: DeviceMemoryResource> GuardCore<R> {
@@ -28,7 +28,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             let work = GuardWork { access: Access::Read, after_uses: true };
             let worked = self.work_outside(&job, work, |raw| self.check(&job, inside, raw));
             let this = worked.map(|worked| {
-                // A block that a captured stream may still use is checked when it is freed.
+                // If a captured stream may still use the block, only its free checks it.
                 if let Some(Worked { done, point }) = worked {
                     self.track_check(&job.info, done, point, found_by);
                 }
@@ -39,12 +39,12 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome
     }
 
-    /// Returns whether everything before a point has completed. Never waits.
+    /// Returns whether all work before a point has completed. Never waits.
     pub(super) fn is_complete(&self, point: Option<StreamPoint>) -> bool {
         let (Some(point), Ok(parts)) = (point, &self.parts) else { return true };
         let StreamPoint { stream_slot, stamp } = point;
         let Some(raw) = parts.streams.at(stream_slot) else { return true };
-        // Polls an idle stream first: an event that is recorded only for the poll would keep the stream busy.
+        // Polls the tail first: an event that is recorded only for the poll would keep an idle stream busy.
         match raw.poll(stamp) {
             Completion::Complete => true,
             Completion::Pending => false,
@@ -55,16 +55,15 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Reads the findings of completed checks, and unmaps freed blocks whose work has completed; with `wait`, all of them.
+    /// Reads the findings of completed checks, and unmaps freed blocks whose work has completed. With `wait`, waits for all of them.
     pub(super) fn collect(&self, wait: bool) -> ResourceResult<()> {
         let _collector = self.collector_lock.lock();
         self.collect_locked(wait)
     }
 
-    /// Unmaps freed blocks whose work has completed, inside a request or a free; collects findings too once many are pending.
+    /// Unmaps freed blocks whose work has completed, during a request or a free; also collects findings once many are pending.
     ///
-    /// Does nothing while another thread collects: that thread may wait for a stream that this one holds. A reap returns what fails
-    /// here.
+    /// Does nothing while another thread collects: that thread may wait for a stream that this one holds. A reap retries failures.
     pub(super) fn collect_due(&self) {
         let Some(_collector) = self.collector_lock.try_lock() else { return };
         let unmapping = {
@@ -160,7 +159,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         outcome
     }
 
-    /// Unmaps a freed block whose work has completed. A sweep retries what fails.
+    /// Unmaps a freed block whose work has completed. A sweep retries a failure.
     pub(super) fn unmap_block(&self, generation: Generation) -> ResourceResult<()> {
         let mapped = self.registry.lock().blocks.get(&generation).and_then(|entry| entry.mapped);
         let (Some(mapped), Some(pages)) = (mapped, &self.pages) else { return Ok(()) };

@@ -3,40 +3,40 @@
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 
-/// Which blocks are guarded, and how.
+/// The blocks that are guarded, and the method.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum GuardMode {
-    /// Every block: known bytes around it and in it, checked when it is freed and when it leaves the quarantine.
+    /// Every block has canaries around it and poison in it, which are checked at its free and when it leaves the quarantine.
     #[default]
     Canaries,
-    /// Every block: between addresses where nothing is mapped, so that a stray access faults.
+    /// Every block lies between unmapped addresses, so that a stray access faults.
     Pages,
-    /// About one block in this number as in [`GuardMode::Pages`], independent of the call site; the others are not guarded.
+    /// About one block in this number is guarded as by [`GuardMode::Pages`], independent of the call site.
     Sampled(NonZeroU64),
 }
 
-/// Where a block lies between its guard pages.
+/// The placement of a block between its guard pages.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PagePlacement {
-    /// At the end, so that an access behind it faults.
+    /// At the end, so that an access after the block faults.
     #[default]
     End,
-    /// At the start, so that an access before it faults.
+    /// At the start, so that an access before the block faults.
     Start,
 }
 
-/// Where a guard writes its reports, besides its list of reports.
+/// The output for reports, besides the list of reports.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum GuardOutput {
-    /// To standard error.
+    /// Standard error.
     #[default]
     StandardError,
-    /// Appended to this file, which is created if it is missing.
+    /// This file; reports are appended, and it is created if it is missing.
     File(PathBuf),
-    /// Nowhere.
+    /// No output.
     Silent,
 }
 
@@ -51,26 +51,26 @@ pub enum GuardOutput {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct GuardConfig {
-    /// Which blocks are guarded, and how.
+    /// The blocks that are guarded, and the method.
     pub mode: GuardMode,
     /// Whether a free waits for its own check, and returns the damage.
     pub synchronous: bool,
-    /// Bytes of the canary behind a block, and the minimum of the one before it, which is rounded up to the alignment; 0 for none.
+    /// The size of the canary after a block, and the minimum size of the one before it, which is rounded up to the alignment; 0 for none.
     pub canary_bytes: usize,
-    /// Whether blocks are filled when they are handed out and when they are freed.
+    /// Whether blocks are filled when they are allocated and when they are freed.
     pub poison: bool,
     /// The maximum bytes in the quarantine, canaries included.
     pub quarantine_bytes: usize,
     /// The maximum number of blocks in the quarantine; 0 for none.
     pub quarantine_blocks: usize,
-    /// Whether reports say where a block was allocated and freed. Walking the stack takes microseconds.
+    /// Whether reports have the backtraces of the allocation and the free. Walking the stack takes microseconds.
     pub backtraces: bool,
-    /// Where a block lies between its guard pages.
+    /// The placement of a block between its guard pages.
     pub placement: PagePlacement,
     /// The maximum physical memory of blocks between guard pages. `None` is 64 MiB if blocks are sampled, otherwise no limit. A
     /// sampled block beyond it is not guarded.
     pub page_bytes: Option<usize>,
-    /// Where reports are written.
+    /// The output for reports.
     pub output: GuardOutput,
 }
 
@@ -106,7 +106,7 @@ impl GuardConfig {
         self
     }
 
-    /// Sets the bytes of the canaries.
+    /// Sets the size of the canaries.
     #[must_use]
     pub fn with_canary_bytes(mut self, bytes: usize) -> Self {
         self.canary_bytes = bytes;
@@ -134,7 +134,7 @@ impl GuardConfig {
         self
     }
 
-    /// Sets where a block lies between its guard pages.
+    /// Sets the placement of a block between its guard pages.
     #[must_use]
     pub fn with_placement(mut self, placement: PagePlacement) -> Self {
         self.placement = placement;
@@ -148,14 +148,13 @@ impl GuardConfig {
         self
     }
 
-    /// Sets where reports are written.
+    /// Sets the output for reports.
     #[must_use]
     pub fn with_output(mut self, output: GuardOutput) -> Self {
         self.output = output;
         self
     }
 
-    /// The maximum physical memory of blocks between guard pages.
     pub(super) fn max_page_bytes(&self) -> usize {
         match (self.page_bytes, self.mode) {
             (Some(bytes), _) => bytes,

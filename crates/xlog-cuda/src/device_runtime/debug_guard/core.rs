@@ -1,13 +1,13 @@
-//! The life of a guarded block: which work the guard queues, when, and on which stream.
+//! The guard's work on a block, from its allocation to its free.
 //!
-//! If the resource below tracks uses, the guard queues its fills and checks on the block's own stream, as uses. They follow all
-//! announced uses, and the host waits for nothing. If that stream was returned to its pool, the guard uses the default stream,
-//! after a wait for the old one.
+//! If the resource below tracks uses, the guard queues its fills and checks as uses on the block's own stream. They follow all announced
+//! uses, and the host does not wait. If that stream was returned to its pool, the guard uses the default stream, ordered after the old
+//! one.
 //!
 //! A block between guard pages is unmapped by its free if its work has completed by then. Otherwise a later request, free or
 //! collection unmaps it. Until then the free is reported to a device that checks the order of accesses.
 //!
-//! If the resource below does not track uses, the host waits before and after the guard's work, as such a resource does.
+//! If the resource below does not track uses, the host waits before and after the guard's work.
 //!
 //! Invariant: the registry's lock is not held over a call of the driver or of the resource below.
 
@@ -86,21 +86,21 @@ pub(super) struct GuardCore<R> {
     pub(super) counters: StripedCounters,
 }
 
-/// How the guard's own work uses a block.
+/// The use of a block by the guard's own work.
 #[derive(Clone, Copy)]
 pub(super) struct GuardWork {
     pub(super) access: Access,
-    /// Whether the work follows everything that the block was used for.
+    /// Whether the work follows all uses of the block.
     pub(super) after_uses: bool,
 }
 
-/// A block that was retired a moment ago, and the point behind its last check.
+/// A block that was just retired, and the point after its last check.
 struct Retired {
     generation: Generation,
     point: Option<StreamPoint>,
 }
 
-/// The result of work queued on a block, and the point behind it.
+/// The result of work queued on a block, and the point after it.
 pub(super) struct Worked<T> {
     pub(super) done: T,
     pub(super) point: Option<StreamPoint>,
@@ -131,8 +131,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             )),
         };
         if let Ok(parts) = &parts {
-            // Here rather than with the first block: a GPU loads a kernel only when all running work has ended, and the allocating
-            // thread may be the one that lets that work continue. A failure is retried, and returned, with the first block.
+            // Not at the first allocation: a GPU loads a kernel only when all running work has ended, and that work may wait for
+            // the allocating thread. The first allocation retries a failure and returns it.
             let _ = parts.checker.make_ready();
         }
         let pages = match (&parts, config.mode) {
@@ -164,7 +164,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.parts.as_ref().map_err(Clone::clone)
     }
 
-    /// Hands out a block inside `redzones`: memory of `block`, or mapped memory that `block` stands in for.
+    /// Fills a new block inside `redzones` and registers it. Its memory is that of `block`, or mapped memory that `block` stands in for.
     pub(super) fn hand_out(
         &self,
         block: DeviceBlock,
@@ -214,7 +214,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(given)
     }
 
-    /// Hands out memory between guard pages, for which `block` stands in. An error returns the block.
+    /// Maps memory between guard pages, for which `block` stands in. An error returns the block.
     pub(super) fn hand_out_mapped(
         &self,
         pages: &Pages,
@@ -223,7 +223,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     ) -> Result<DeviceBlock, (DeviceBlock, ResourceError)> {
         let AllocRequest { bytes, align, .. } = *request;
         if !pages.has_room(bytes) {
-            // Freed memory may only wait for its collection.
+            // Freed memory may be waiting for its collection.
             let _ = self.collect(false);
         } else {
             self.collect_due();
@@ -239,8 +239,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.hand_out(block, redzones, Some(mapped), request).inspect_err(|_| pages.abandon(mapped))
     }
 
-    /// Queues work of the guard on a block. `None` if a stream under capture may still use the block: nothing was queued, and a reap
-    /// tries again.
+    /// Queues work of the guard on a block. `None` if a captured stream may still use the block: nothing was queued, and a reap retries.
     pub(super) fn work<T>(
         &self,
         below: BlockId,
@@ -268,7 +267,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         };
         self.inner.prepare_block_use(below, id, access)?;
         let follow = || match stream_slot.and_then(|stream_slot| streams.at(stream_slot)) {
-            // Work on a block's own stream is not announced.
+            // Work on the block's own stream may be unannounced.
             Some(old) => raw.wait_on_clock(old, old.clock().now(), &self.counters),
             None => Ok(()),
         };
@@ -281,8 +280,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(Some(Worked { done, point }))
     }
 
-    /// [`GuardCore::work`] on a block that is freed or checked. `None` while its stream is captured: the work would become part of the graph,
-    /// and run again on memory that has another owner.
+    /// [`GuardCore::work`] on a block that is freed or checked. `None` while its stream is captured: the work would become part of the
+    /// graph and run again after the memory is reused.
     pub(super) fn work_outside<T>(
         &self,
         job: &BlockJob,
@@ -297,11 +296,10 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.work(job.below, job.stream_slot, work, queue)
     }
 
-    /// Announces to the resource below all work that the block's own stream has queued so far, before the first announced use of
-    /// the block is prepared. The guard announces its own work on that stream, so the resource below cannot detect that the user's
-    /// work was not announced.
+    /// Announces all work that the block's own stream has queued so far, before the first announced use of the block is prepared. The guard
+    /// announces its own work on that stream, so the resource below cannot detect unannounced work of the user.
     ///
-    /// Returns true if it did. The caller then calls [`GuardCore::set_announced`] after the use is prepared.
+    /// Returns true if it did; the caller then calls [`GuardCore::set_announced`] after the use is prepared.
     pub(super) fn announce_own(&self, block: BlockId, below: BlockId) -> ResourceResult<bool> {
         let stream_slot = match self.registry.lock().blocks.get(&block.generation) {
             Some(entry) if !entry.announced => entry.stream_slot,
@@ -312,7 +310,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         Ok(true)
     }
 
-    /// Notes that the user of a block announces its uses.
+    /// Marks that the user of a block announces uses.
     pub(super) fn set_announced(&self, block: BlockId) {
         if let Some(entry) = self.registry.lock().blocks.get_mut(&block.generation) {
             entry.announced = true;
@@ -331,7 +329,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
         let Ok(parts) = &self.parts else { return Ok(()) };
         #[allow(unsafe_code)]
-        // SAFETY: the range lies in a block of the resource below that the guard has not given back; the work is a use of it.
+        // SAFETY: the range lies in a block of the resource below that the guard has not freed; the work is a use of it.
         unsafe {
             parts.device.driver().memset(ptr, value, bytes, raw.handle())
         }
@@ -378,7 +376,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let mut is_idle = false;
         let worked = self.work_outside(&job, work, |raw| {
             let redzones = &job.info.redzones;
-            // The stream follows every use of the block by now.
+            // The stream is ordered after every use of the block by now.
             is_idle = is_mapped && raw.poll_tail();
             if is_idle {
                 return Ok((self.check_idle(&job)?, Ok(())));
@@ -402,7 +400,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         });
         match point {
             Ok(Some(_)) if is_idle => {
-                // The block is freed all the same. A sweep retries the pages, and a reap returns what fails then.
+                // Also frees the block if the pages cannot be unmapped: a sweep retries them.
                 let _ = self.unmap_block(generation);
                 self.free_below(generation, None)
             }
@@ -421,8 +419,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Reports the end of a block between guard pages to a device that checks the order of accesses. Until the pages are unmapped,
-    /// an access to them faults nowhere else.
+    /// Reports the end of a block between guard pages to a device that checks the order of accesses. Until the pages are unmapped, only
+    /// that check detects a late access.
     fn end_range(&self, raw: &RawStream, redzones: &Redzones) -> DriverResult<()> {
         match self.parts.as_ref().ok().and_then(|parts| parts.device.observer()) {
             Some(observer) => observer.end_range(redzones.user(), redzones.bytes, raw.handle()),
@@ -464,7 +462,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Releases evicted blocks. The block that was retired a moment ago needs no second check.
+    /// Releases evicted blocks. The block that was just retired needs no second check.
     fn release_all(&self, evicted: Vec<Generation>, retired: Retired) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for generation in evicted {
@@ -501,8 +499,8 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         // After a failure the resource below has the block, and finishes the free at a reap.
         let freed = self.inner.deallocate(block);
         if self.inner.block_state(below) == BlockState::Freed {
-            // A stream-ordered resource reuses the memory without a wait for the check. The guard reports the block as freed only
-            // after the check.
+            // The resource below may reuse the memory in stream order, before the check has run. The guard reports the block as freed
+            // only after the check.
             let is_mapped = self.registry.lock().is_mapped(generation);
             match !is_mapped && self.is_complete(point) {
                 true => self.registry.lock().remove(&[generation]),
@@ -520,7 +518,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         }
     }
 
-    /// Retries what failed half way.
+    /// Retries failed steps.
     pub(super) fn retry(&self) -> ResourceResult<()> {
         let unfinished = std::mem::take(&mut self.registry.lock().unfinished);
         let mut outcome = Ok(());

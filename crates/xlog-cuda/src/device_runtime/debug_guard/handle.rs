@@ -37,7 +37,7 @@ impl<R: DeviceMemoryResource> Guards for GuardCore<R> {
 
 /// A handle on a [`DebugGuardResource`](super::DebugGuardResource).
 ///
-/// It does not keep the guard alive. After the guard is dropped there is nothing to check, but its reports stay readable.
+/// It does not keep the guard alive. After the guard is dropped, checks do nothing, but its reports stay readable.
 #[derive(Clone)]
 pub struct GuardHandle {
     guard: Weak<dyn Guards>,
@@ -73,7 +73,7 @@ impl GuardHandle {
         self.guard.upgrade().map(|guard| guard.describe(ptr))
     }
 
-    /// The damage found so far, the oldest first; at most 1000 are kept.
+    /// The damage found so far, the oldest first; at most 1000 reports are kept.
     #[must_use]
     pub fn reports(&self) -> Vec<GuardReport> {
         self.journal.reports()

@@ -47,7 +47,7 @@ impl Journal {
         }
     }
 
-    /// The moment of an allocation or free.
+    /// Returns the current moment, for an allocation or free.
     pub(super) fn moment(&self, stream: StreamId) -> Moment {
         Moment {
             at: self.started.elapsed(),
@@ -57,7 +57,7 @@ impl Journal {
         }
     }
 
-    /// Stores the findings of a check. Returns true if they have damage that was not reported before.
+    /// Stores the findings of a check. Returns true if they include damage that was not reported before.
     pub(super) fn enter(&self, block: &BlockInfo, findings: &Findings, found_by: FoundBy) -> bool {
         let mut is_new = false;
         let kinds = [
@@ -126,12 +126,12 @@ impl Journal {
         }
     }
 
-    /// Removes the oldest damage that no call has returned.
+    /// Removes and returns the oldest damage that no call has returned.
     pub(super) fn pop_unreported(&self) -> Option<ResourceError> {
         self.reports.lock().unreported.pop_front()
     }
 
-    /// Removes unreturned damage: of this block first, then of any other.
+    /// Removes and returns unreturned damage: of this block first, then of any other.
     pub(super) fn pop_unreported_of(&self, block: &BlockInfo) -> Option<ResourceError> {
         let is_own = |error: &ResourceError| match error {
             ResourceError::OutOfBounds { generation }

@@ -1,15 +1,15 @@
 //! The debug guard: redzones around every block, poison in it, a quarantine after its free.
 //!
-//! Every fill and every check is queued in stream order; the host waits for none of them. Only a free of an idle block between
-//! guard pages waits: for the check before its pages are unmapped. The next
-//! [`reap_pending`](DeviceMemoryResource::reap_pending) or [`check_now`](DebugGuardResource::check_now) returns the damage found.
-//! [`reports`](DebugGuardResource::reports) lists it, and it is written to standard error.
+//! Fills and checks are queued in stream order. Over a resource that tracks uses, the host waits for none of them, except that the free
+//! of an idle block between guard pages waits for its check. The next [`reap_pending`](DeviceMemoryResource::reap_pending) or
+//! [`check_now`](DebugGuardResource::check_now) returns the damage found. [`reports`](DebugGuardResource::reports) lists it, and it is
+//! written to the configured output.
 //!
 //! Invariants:
 //! - A quarantined block is outstanding, and the quarantine never exceeds its limits.
 //! - A block is charged with the redzones that the guard adds.
 //!
-//! It does not see reads outside a block, nor writes beyond its redzones.
+//! Redzones detect neither reads outside a block nor writes beyond them.
 
 mod checker;
 mod checks;
@@ -39,7 +39,7 @@ pub use handle::GuardHandle;
 pub use post_mortem::{GuardPostMortem, NearbyBlock};
 pub use report::{DamageKind, FoundBy, GuardReport, Moment};
 
-/// The time that the drop of a guard waits for the last checks.
+/// The maximum time that the drop of a guard waits for the last checks.
 const LAST_CHECKS: Duration = Duration::from_secs(2);
 
 /// Guards the blocks of the resource below.
@@ -76,10 +76,10 @@ pub struct DebugGuardResource<R: DeviceMemoryResource = Box<dyn DeviceMemoryReso
 }
 
 impl DebugGuardResource {
-    /// Guards what `inner` hands out.
+    /// Guards the blocks of `inner`.
     ///
-    /// The guard queues work on the device and streams that `inner` names ([`DeviceMemoryResource::home`]). If it names none, the
-    /// first call fails: use [`DebugGuardResource::over`].
+    /// The guard queues its work on the device and streams of [`DeviceMemoryResource::home`]. If `inner` has none, the first call fails:
+    /// use [`DebugGuardResource::over`].
     #[must_use]
     pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>, config: GuardConfig) -> Self {
         Self::on_home(inner, config)
@@ -94,9 +94,9 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         Self { core: Arc::new(GuardCore::new(inner, config, home)) }
     }
 
-    /// Guards a resource that does not name its device and streams.
+    /// Guards a resource without [`home`](DeviceMemoryResource::home).
     ///
-    /// If it names others, the first call is refused with a [`ResourceError::Driver`] that names both.
+    /// If its home is another one, the first call returns a [`ResourceError::Driver`] that names both.
     #[must_use]
     pub fn over(
         inner: R,
@@ -114,7 +114,7 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         self.core.check_now()
     }
 
-    /// Evicts every block from the quarantine, after a check. Waits for nothing.
+    /// Evicts every block from the quarantine, after a check. It does not wait.
     pub fn flush_quarantine(&self) -> ResourceResult<()> {
         self.core.flush()
     }
@@ -125,7 +125,7 @@ impl<R: DeviceMemoryResource> DebugGuardResource<R> {
         self.core.registry.lock().quarantine()
     }
 
-    /// The damage found so far, the oldest first; at most 1000 are kept.
+    /// The damage found so far, the oldest first; at most 1000 reports are kept.
     #[must_use]
     pub fn reports(&self) -> Vec<GuardReport> {
         self.core.journal.reports()
@@ -166,7 +166,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.with_post_mortem(self.or_unreported(checked.and(collected)))
     }
 
-    /// Returns a call's own failure, or else damage that no call has returned.
+    /// Returns the error of the call, or else the oldest damage that no call has returned.
     fn or_unreported(&self, outcome: ResourceResult<()>) -> ResourceResult<()> {
         outcome?;
         self.journal.pop_unreported().map_or(Ok(()), Err::<(), ResourceError>)
@@ -178,7 +178,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let is_lost =
             || matches!(parts.device.driver().memory_info(), Err(error) if error.is_device_lost());
         if is_lost() {
-            // Nothing on it will complete.
+            // Its work will never complete.
             return;
         }
         let _ = self.check_all(FoundBy::Drop);

@@ -1,7 +1,7 @@
 //! Guard pages: blocks between unmapped addresses, where a stray access faults.
 //!
-//! One address range is reserved for all blocks. A block gets whole units of it, with an unmapped unit before and behind it. A
-//! freed range rests unmapped: fresh addresses are used first, then the range that rested longest.
+//! One address range is reserved for all blocks. A block gets whole units of it, with an unmapped unit before and after it. A freed range
+//! stays unmapped: fresh addresses are used first, then the range that was freed first.
 //!
 //! Invariant: physical memory is charged to the meter before it is created, and until it is destroyed. Memory that the driver did
 //! not free is kept as a leftover, which [`Pages::sweep`] retries.
@@ -18,9 +18,9 @@ use super::redzones::Redzones;
 use crate::CudaDevice;
 use crate::device_runtime::resource::{MIN_ALIGN, PhysicalMeter, ResourceError, ResourceResult};
 
-/// Bytes of reserved addresses, which take no memory.
+/// The size of the reserved address range, which takes no memory.
 pub(super) const ADDRESSES: usize = 1 << 40;
-/// Address ranges of freed blocks that stay unmapped before the oldest is reused.
+/// The number of freed address ranges that are kept from reuse.
 const MAX_RESTING: usize = 1024;
 
 /// The mapped units of one block.
@@ -36,7 +36,7 @@ pub(super) struct Mapped {
 struct Leftover {
     memory: MemoryHandle,
     bytes: usize,
-    /// Where it is still mapped.
+    /// The address where it is still mapped.
     mapped_at: Option<u64>,
     /// Whether work may be queued on it.
     in_use: bool,
@@ -48,11 +48,11 @@ pub(super) struct Pages {
     placement: PagePlacement,
     canary: usize,
     max_physical: usize,
-    /// Where the addresses begin, once they are reserved.
+    /// The start of the address range, once it is reserved.
     base: OnceLock<u64>,
     ranges: Mutex<Ranges>,
     physical: AtomicUsize,
-    /// Existing mappings.
+    /// The number of existing mappings.
     mappings: AtomicU64,
     leftovers: Mutex<Vec<Leftover>>,
     meter: Mutex<Option<Arc<dyn PhysicalMeter>>>,
@@ -84,12 +84,12 @@ impl Pages {
         self.memory().map_or(1, |memory| memory.granularity().max(1))
     }
 
-    /// The start of the [`ADDRESSES`] bytes that all blocks lie in, once there was a block.
+    /// Returns the start of the address range of all blocks, once it is reserved.
     pub(super) fn addresses(&self) -> Option<u64> {
         self.base.get().copied()
     }
 
-    /// The physical memory that a block takes.
+    /// Returns the physical memory that a block takes.
     pub(super) fn charge_for(&self, bytes: usize) -> usize {
         bytes.checked_next_multiple_of(self.unit()).unwrap_or(usize::MAX)
     }
@@ -105,7 +105,7 @@ impl Pages {
         now.checked_add(self.charge_for(bytes)).is_some_and(|sum| sum <= self.max_physical)
     }
 
-    /// Charges the existing physical memory to a meter, and from then on every change.
+    /// Charges the existing physical memory to a meter, and later changes.
     pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         meter.take(self.physical())?;
         *self.meter.lock() = Some(meter);
@@ -167,7 +167,7 @@ impl Pages {
         let (start, physical) = created.inspect_err(|_| self.uncount(length))?;
         let leftover = Leftover { memory: physical, bytes: length, mapped_at: None, in_use: false };
         #[allow(unsafe_code)]
-        // SAFETY: the range was taken from our reservation and nothing is mapped there.
+        // SAFETY: the range is part of the reservation and nothing is mapped there.
         if let Err(error) = unsafe { memory.map(start, length, physical) } {
             self.free_range(start, length);
             // A failure makes it a leftover.
@@ -201,7 +201,7 @@ impl Pages {
         let mut step = || {
             if let Some(start) = leftover.mapped_at {
                 #[allow(unsafe_code)]
-                // SAFETY: exactly one mapping of ours, and the caller has seen all work on it complete.
+                // SAFETY: exactly one mapping of this module, and all work on it has completed.
                 unsafe {
                     memory.unmap(start, leftover.bytes)?;
                 }
@@ -210,7 +210,7 @@ impl Pages {
                 self.free_range(start, leftover.bytes);
             }
             #[allow(unsafe_code)]
-            // SAFETY: created by `allocate`, kept in one place, and destroyed once: after a success nothing names it.
+            // SAFETY: created by `allocate`, with one owner, and destroyed once: after a success nothing names it.
             unsafe {
                 memory.destroy(leftover.memory)
             }
@@ -223,8 +223,8 @@ impl Pages {
         done
     }
 
-    /// Retries the leftovers. With `wait`, also those with queued work, after all streams have completed it; beside a captured
-    /// stream they stay for a later call.
+    /// Retries the leftovers. With `wait`, also those with queued work, after a wait for all streams; if a stream is captured, they stay
+    /// for a later call.
     pub(super) fn sweep(&self, wait: bool) -> DriverResult<()> {
         let left = std::mem::take(&mut *self.leftovers.lock());
         let mut outcome = Ok(());
@@ -247,7 +247,7 @@ impl Pages {
         outcome
     }
 
-    /// Makes a leftover of a block's memory that could not be handed out: work may be queued on it.
+    /// Makes a leftover of the memory of a failed allocation, on which work may be queued.
     pub(super) fn abandon(&self, mapped: Mapped) {
         let Mapped { start, bytes, memory } = mapped;
         let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: true };
@@ -262,7 +262,7 @@ impl Pages {
         let kept = *self.base.get_or_init(|| base);
         if kept != base {
             #[allow(unsafe_code)]
-            // SAFETY: reserved a moment ago by this thread, which lost the race, and nothing was mapped.
+            // SAFETY: just reserved by this thread, which lost the race, and nothing was mapped.
             unsafe {
                 memory.release(base, ADDRESSES)?;
             }
@@ -270,7 +270,8 @@ impl Pages {
         Ok(kept)
     }
 
-    /// Places a block in its mapping, with the canary bytes that fit before it and all remaining bytes behind it.
+    /// Places a block in its mapping, with a canary before it as far as it fits. At the end of the mapping, all bytes after the block are
+    /// canary.
     fn place_block(&self, mapped: Mapped, bytes: usize, align: usize) -> Redzones {
         let end = mapped.start + mapped.bytes as u64;
         let user = match self.placement {
@@ -286,9 +287,7 @@ impl Pages {
         Redzones { base: user - front as u64, front, bytes, back }
     }
 
-    /// Unmaps a block. All work on it has completed.
-    ///
-    /// After an error a sweep retries it.
+    /// Unmaps a block. All work on it has completed. After an error a sweep retries it.
     pub(super) fn unmap(&self, mapped: Mapped) -> DriverResult<()> {
         let Mapped { start, bytes, memory } = mapped;
         let leftover = Leftover { memory, bytes, mapped_at: Some(start), in_use: false };
@@ -303,16 +302,16 @@ impl Pages {
 
     /// Releases the addresses if nothing is mapped in them.
     pub(super) fn end(&self) {
-        // A lost device has taken its memory with it.
+        // A lost device has freed its memory already.
         let _ = self.sweep(false);
         if self.mappings.load(Ordering::Acquire) > 0 {
             return;
         }
         if let (Ok(memory), Some(base)) = (self.memory(), self.base.get()) {
             #[allow(unsafe_code)]
-            // SAFETY: our reservation, and nothing is mapped in it.
+            // SAFETY: the reservation of this module, and nothing is mapped in it.
             let released = unsafe { memory.release(*base, ADDRESSES) };
-            // A lost device has taken it with it.
+            // A lost device has released it already.
             let _ = released;
         }
     }
@@ -330,10 +329,11 @@ impl std::fmt::Debug for Pages {
 /// Offsets in the reservation.
 #[derive(Debug, Default)]
 struct Ranges {
-    /// Everything from here on has never been used.
+    /// Offsets from here on were never used.
     fresh: u64,
+    /// Freed ranges that are kept from reuse: start and size, the oldest first.
     resting: VecDeque<(u64, u64)>,
-    /// Ranges that have rested: start and size. No two are adjacent.
+    /// Freed ranges that may be reused, by start. No two are adjacent.
     rested: BTreeMap<u64, u64>,
 }
 
@@ -365,7 +365,7 @@ impl Ranges {
         }
     }
 
-    /// Makes the range that rested longest reusable.
+    /// Makes the oldest resting range reusable.
     fn recycle_oldest(&mut self) -> Option<()> {
         let (mut start, mut size) = self.resting.pop_front()?;
         if let Some((&before, &length)) = self.rested.range(..start).next_back()

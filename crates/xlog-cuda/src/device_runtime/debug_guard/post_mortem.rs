@@ -12,7 +12,7 @@ use crate::device_runtime::resource::{
     AllocTag, BlockState, DeviceMemoryResource, Generation, ResourceError, ResourceResult,
 };
 
-/// Blocks that a post-mortem shows.
+/// The maximum number of blocks that a post-mortem shows.
 const SHOWN: usize = 8;
 
 /// A block near an address.
@@ -41,7 +41,7 @@ pub struct NearbyBlock {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GuardPostMortem {
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
     /// The address, if it is known. A GPU does not report the faulting address.
     pub address: Option<u64>,
@@ -85,12 +85,12 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         GuardPostMortem { device_ordinal: self.ordinal, address, cause: None, blocks }
     }
 
-    /// Passes a result on. The first error of a lost device writes a post-mortem.
+    /// Returns `result`. The first error of a lost device writes a post-mortem.
     pub(super) fn with_post_mortem<T>(&self, result: ResourceResult<T>) -> ResourceResult<T> {
         result.map_err(|error| self.post_mortem_on(error))
     }
 
-    /// Passes an error on, as [`GuardCore::with_post_mortem`] does.
+    /// Returns `error`, as [`GuardCore::with_post_mortem`] does.
     #[cold]
     pub(super) fn post_mortem_on(&self, error: ResourceError) -> ResourceError {
         if let ResourceError::Driver(_) = &error {
@@ -119,7 +119,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     }
 }
 
-/// The first address that a text names.
+/// Returns the first address that a text has.
 fn address_in(text: &str) -> Option<u64> {
     let digits = text.split("0x").nth(1)?;
     let end = digits.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(digits.len());

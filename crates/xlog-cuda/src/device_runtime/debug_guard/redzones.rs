@@ -12,9 +12,9 @@ pub(super) const FREED: u8 = 0xd6;
 /// The bytes of one block, in the order of their addresses: front, user, back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Redzones {
-    /// Where the front canary begins.
+    /// The address of the front canary.
     pub(super) base: u64,
-    /// Its bytes.
+    /// The bytes of the front canary.
     pub(super) front: usize,
     /// The user's bytes.
     pub(super) bytes: usize,
@@ -54,7 +54,7 @@ impl Redzones {
     }
 }
 
-/// The bytes before a block, and the total that a request takes of the resource below; `None` on overflow.
+/// Returns the bytes before a block, and the total size of the block below; `None` on overflow.
 pub(super) fn layout(bytes: usize, align: usize, canary: usize) -> Option<(usize, usize)> {
     let front = canary.checked_next_multiple_of(align.max(MIN_ALIGN))?;
     let total = front.checked_add(bytes)?.checked_add(canary)?;

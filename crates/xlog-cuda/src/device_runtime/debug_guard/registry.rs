@@ -1,8 +1,8 @@
 //! The registry of guarded blocks: their stages, the quarantine, and pending checks.
 //!
-//! Plain bookkeeping under one lock, which is never held over a call of the driver or of the resource below.
+//! Its one lock is never held over a call of the driver or of the resource below.
 //!
-//! Invariant: the quarantine is within its limits at every instant. Blocks that must leave for a new one leave before it enters.
+//! Invariant: the quarantine is within its limits at every instant: blocks are evicted before a new one enters.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::device_runtime::resource::{
     BlockId, DeviceBlock, Generation, ResourceError, ResourceResult,
 };
 
-/// Freed blocks that a post-mortem remembers.
+/// The number of freed blocks that are kept for a post-mortem.
 const MAX_HISTORY: usize = 1024;
 
 /// The stage of a guarded block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Stage {
-    /// Handed out.
+    /// Allocated.
     Live,
-    /// Freed by its user; a use is open, or the free failed half way.
+    /// Freed by its user; a use is open, or the guard has not queued its work yet.
     Returned,
     /// In the quarantine; its poison is queued before this point.
     Quarantined(Option<StreamPoint>),
@@ -32,7 +32,7 @@ pub(super) enum Stage {
     Released(Option<StreamPoint>),
 }
 
-/// A point in the order of a stream. Where an `Option` of it is `None`, the host has already waited for the work.
+/// A point in the order of a stream. `None` of an `Option` of it means that the work has completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StreamPoint {
     /// The stream's slot in its pool.
@@ -53,7 +53,7 @@ pub(super) struct QuarantineLimits {
 enum Eviction {
     /// The caller releases this block.
     Ready(Generation),
-    /// A check has the block open; the close of that check releases it.
+    /// A check has a use of the block open; its close releases the block.
     Busy,
     /// The quarantine is empty.
     Empty,
@@ -76,7 +76,7 @@ pub(super) struct GuardedBlock {
     pub(super) lingers: bool,
     /// Whether its user has announced a use. Until then work on its own stream may be unannounced.
     pub(super) announced: bool,
-    /// Its memory between guard pages. The block of the resource below is then a stand-in that orders its uses.
+    /// Its memory between guard pages, if any. The block of the resource below is then a stand-in that orders its uses.
     pub(super) mapped: Option<Mapped>,
 }
 
@@ -93,7 +93,7 @@ pub(super) struct Pending {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     Nothing,
-    /// Check it, poison it, and put it into the quarantine.
+    /// Check it, poison it, and move it into the quarantine.
     Retire,
     /// Check it and free it below.
     Release,
@@ -115,7 +115,7 @@ pub(super) struct BlockRegistry {
     pub(super) pending: Vec<Pending>,
     /// Freed blocks with a failed step.
     pub(super) unfinished: Vec<(Generation, Due)>,
-    /// Blocks that were freed below, whose free was not complete at the last query.
+    /// Blocks whose free below was not complete at the last query.
     pub(super) gone: Vec<Generation>,
     /// Bytes of blocks that the resource below no longer counts, though the guard's work on them has not completed.
     pub(super) lingering: usize,
@@ -189,7 +189,7 @@ impl BlockRegistry {
         jobs
     }
 
-    /// Puts a block into the quarantine. Returns the blocks that leave for it; a block above the limits leaves itself.
+    /// Adds a block to the quarantine. Returns the evicted blocks; a block above the limits is evicted itself.
     pub(super) fn enter_quarantine(
         &mut self,
         generation: Generation,
@@ -216,7 +216,7 @@ impl BlockRegistry {
         evicted
     }
 
-    /// Takes the oldest block out of the quarantine.
+    /// Evicts the oldest block from the quarantine.
     fn evict_oldest(&mut self) -> Eviction {
         let Some(oldest) = self.quarantine.pop_front() else { return Eviction::Empty };
         let Some(entry) = self.blocks.get_mut(&oldest) else { return Eviction::Busy };
@@ -225,7 +225,7 @@ impl BlockRegistry {
         if entry.open == 0 { Eviction::Ready(oldest) } else { Eviction::Busy }
     }
 
-    /// Takes all blocks out of the quarantine.
+    /// Evicts all blocks. Returns those without open checks.
     pub(super) fn evict_all(&mut self) -> Vec<Generation> {
         let mut evicted = Vec::new();
         loop {
@@ -237,7 +237,7 @@ impl BlockRegistry {
         }
     }
 
-    /// Takes out the block that a release frees below.
+    /// Removes the block of the resource below, for its free.
     pub(super) fn release_block(
         &mut self,
         generation: Generation,
@@ -262,7 +262,6 @@ impl BlockRegistry {
         }
     }
 
-    /// Returns whether a block has memory between guard pages.
     pub(super) fn is_mapped(&self, generation: Generation) -> bool {
         self.blocks.get(&generation).is_some_and(|entry| entry.mapped.is_some())
     }
@@ -298,7 +297,7 @@ impl BlockRegistry {
         (self.held_bytes, self.quarantine.len())
     }
 
-    /// All known blocks with their stage: the history first.
+    /// Returns all known blocks with their stages, the history first.
     pub(super) fn remembered(&self) -> impl Iterator<Item = (&Arc<BlockInfo>, Stage)> {
         let past = self.history.iter().map(|info| (info, Stage::Released(None)));
         let now = |entry: &'_ GuardedBlock| match entry.stage {

@@ -9,26 +9,25 @@ use std::time::Duration;
 use super::redzones::Redzones;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, StreamId};
 
-/// Lines of a backtrace that a report shows.
 const FRAMES_SHOWN: usize = 12;
 
 /// The kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum DamageKind {
-    /// Bytes around it were written.
+    /// Bytes around a block were written.
     OutOfBounds,
-    /// Bytes in it were written after it was freed.
+    /// Bytes in a block were written after its free.
     UseAfterFree,
 }
 
-/// Which check of a block found damage.
+/// The check that found damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum FoundBy {
     /// The check at its free.
     Free,
-    /// The check when it left the quarantine.
+    /// The check when the block left the quarantine.
     Release,
     /// A check by `check_now`.
     CheckNow,
@@ -40,7 +39,7 @@ pub enum FoundBy {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Moment {
-    /// The time since the guard was made.
+    /// The time since the guard was created.
     pub at: Duration,
     /// The stream it was ordered on.
     pub stream: StreamId,
@@ -56,7 +55,7 @@ pub struct Moment {
 pub struct GuardReport {
     /// The kind of damage.
     pub kind: DamageKind,
-    /// The block.
+    /// The generation of the block.
     pub generation: Generation,
     /// Its address.
     pub ptr: u64,
@@ -64,7 +63,7 @@ pub struct GuardReport {
     pub bytes: usize,
     /// Its label.
     pub tag: AllocTag,
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
     /// The offset of the first damaged byte from the block's first byte, negative before it.
     pub offset: i64,
@@ -78,14 +77,14 @@ pub struct GuardReport {
     pub allocated: Moment,
     /// Its free, if it was freed when the damage was found.
     pub freed: Option<Moment>,
-    /// Which check found it.
+    /// The check that found it.
     pub found_by: FoundBy,
-    /// The time since the guard was made, at the check.
+    /// The time of the check since the guard was created.
     pub found_at: Duration,
 }
 
 impl GuardReport {
-    /// The error that a call returns for this report.
+    /// Returns the error that a call returns for this report.
     #[must_use]
     pub fn error(&self) -> ResourceError {
         let generation = self.generation;
@@ -142,7 +141,7 @@ impl fmt::Display for Moment {
     }
 }
 
-/// A time since the guard began.
+/// A time since the guard was created.
 pub(super) struct At(pub(super) Duration);
 
 impl fmt::Display for At {
@@ -163,7 +162,7 @@ fn own_frames(trace: &str) -> Vec<String> {
     lines.iter().skip(from.unwrap_or(0)).take(FRAMES_SHOWN).map(|line| (*line).to_owned()).collect()
 }
 
-/// The facts of a guarded block that reports need, also after its free.
+/// The data of a guarded block for reports, even after its free.
 #[derive(Debug)]
 pub(super) struct BlockInfo {
     pub(super) generation: Generation,

@@ -51,13 +51,13 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
             }
         };
         given.map_err(|(block, error)| {
-            // The block was never handed out. The resource below retries a failed free.
+            // The user does not have the block. The resource below retries a failed free.
             let _ = self.inner.deallocate(block);
             error
         })
     }
 
-    /// Guards a sampled block. If that fails, the block is handed out unguarded.
+    /// Guards a sampled block. If that fails, the block stays unguarded.
     #[cold]
     #[inline(never)]
     fn guard_chosen(&self, block: DeviceBlock, request: &AllocRequest) -> DeviceBlock {
@@ -68,7 +68,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         self.hand_out_mapped(pages, block, request).unwrap_or_else(|(block, _)| block)
     }
 
-    /// Passes on a result of the resource below; guards the block if it is sampled.
+    /// Returns the result of the resource below; guards the block if it is sampled.
     #[inline]
     fn with_chosen(
         &self,
@@ -196,7 +196,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         core.with_post_mortem(core.close(block))
     }
 
-    // Unguarded blocks go straight to the resource below.
+    // Unguarded blocks bypass the registry.
     #[inline]
     fn allocate(
         &self,
@@ -238,7 +238,7 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for DebugGuardResource<R> {
         if !core.sampling.is_on() {
             return core.deallocate_guarded(BlockId::from_block(block));
         }
-        // Few blocks are guarded. The resource below refuses those: it handed out another address with that generation.
+        // Few blocks are guarded. The resource below refuses those: its block of that generation has another address.
         match core.inner.deallocate_with_state(block) {
             Ok(state) => Ok(state),
             Err(error) => core.deallocate_refused(BlockId::from_block(block), error),

@@ -1,25 +1,24 @@
-//! Sampling: which blocks are guarded, and whether an address belongs to a guarded block.
+//! Sampling: the choice of guarded blocks, and the recognition of their addresses.
 //!
-//! Every allocation asks the first and every use the second, so each costs one or two comparisons. A free asks only if the resource
-//! below refused it.
+//! Every allocation makes the choice, and every use checks an address, so each costs one or two comparisons. A free checks the address
+//! only if the resource below refused it.
 //!
-//! A block is chosen by its unique generation: the product with a constant, which spreads multiples of small numbers evenly, is
-//! below `u64::MAX / N` for about one block in N. A counter to N would fail: in a loop with two buffers and an even N it would
-//! always choose the second one.
+//! A block is chosen by a multiplicative hash of its unique generation, which is at most `u64::MAX / N` for about one block in N. A
+//! counter to N would fail: in a loop with two buffers and an even N it would always choose the same one.
 
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device_runtime::resource::Generation;
 
-/// The golden ratio in the low 40 bits, for the counter of a generation; the root of 2 above, for the block's slot. Slots come in
-/// sequences too, and a rising slot must not cancel a falling counter.
+/// The low 40 bits, from the golden ratio, spread the counter of a generation. The bits above, from the root of 2, spread the block's
+/// slot. They differ, because a rising slot must not cancel a falling counter.
 const SPREAD: u64 = 0x6a09_e69e_3779_b97f;
 
 /// Chooses blocks, and recognises the addresses of chosen ones.
 #[derive(Debug)]
 pub(super) struct Sampling {
-    /// The largest chosen product.
+    /// The largest chosen hash.
     most: u64,
     /// The start of the addresses of guarded blocks; [`NOWHERE`] before the first one.
     from: AtomicU64,
@@ -43,7 +42,7 @@ impl Sampling {
         }
     }
 
-    /// Whether only some blocks are guarded.
+    /// Returns whether only some blocks are guarded.
     #[inline(always)]
     pub(super) fn is_on(&self) -> bool {
         self.is_on
@@ -55,7 +54,7 @@ impl Sampling {
         generation.0.wrapping_mul(SPREAD) <= self.most
     }
 
-    /// Sets the start of the addresses of guarded blocks, before the first one is handed out.
+    /// Sets the start of the addresses of guarded blocks, before the first one is returned to the user.
     pub(super) fn set_guarded(&self, from: u64) {
         if self.is_on {
             self.from.store(from, Ordering::Relaxed);
@@ -65,8 +64,7 @@ impl Sampling {
     /// Returns whether an address belongs to an unguarded block.
     #[inline(always)]
     pub(super) fn passes(&self, ptr: u64) -> bool {
-        // A thread with a guarded block got it after `from` was set. For any other address both values of `from` give the same
-        // answer.
+        // A thread got a guarded block after `from` was set. For any other address both values of `from` give the same result.
         ptr.wrapping_sub(self.from.load(Ordering::Relaxed)) >= self.span
     }
 }

@@ -1,6 +1,4 @@
-//! The clock of records: nanoseconds in one number, so that a difference is one subtraction.
-//!
-//! The standard library's `Instant` reads the same clock, but subtracting two of them costs a third of a reading.
+//! The clock of records, in nanoseconds. The standard library's `Instant` reads the same clock, but its subtraction is slower.
 
 #[cfg(target_os = "linux")]
 mod system {
@@ -35,8 +33,8 @@ mod system {
     pub(crate) use now as coarse;
 }
 
-/// Nanoseconds of a clock that never steps back, also between threads.
+/// Nanoseconds of a clock that never steps back, not even between threads.
 pub(crate) use system::now;
 
-/// The same clock as of its last tick, at most a few milliseconds ago. Much cheaper to read.
+/// The value of [`now`] at the last tick, at most a few milliseconds ago. Much cheaper to read.
 pub(crate) use system::coarse;

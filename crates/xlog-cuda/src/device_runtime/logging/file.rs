@@ -1,7 +1,7 @@
-//! Sinks that write files: the caller copies a record into its thread's ring, and a writer thread writes it.
+//! Sinks that write files: `emit` copies a record into its thread's ring, and a writer thread writes it.
 //!
 //! [`xlog_trace::Recorder`] has the rings, the writer, rotation and the handling of a full disk; this module converts a
-//! [`LogRecord`]. A full ring drops and counts records by default; no failure of the file reaches the operation.
+//! [`LogRecord`]. By default a full ring drops and counts records. No failure of the file fails the operation.
 
 use std::path::Path;
 
@@ -49,7 +49,7 @@ impl FileSink {
     }
 }
 
-/// Settings whose times are wall clock: no record can be older than the file.
+/// Settings with the epoch 1970, so that no record is older than the epoch.
 pub(in crate::device_runtime) fn default_config() -> RecorderConfig {
     let config = RecorderConfig::new();
     let header = config.header.clone().with_epoch_unix_nanos(0);

@@ -1,11 +1,11 @@
-//! One record per operation of a memory resource, to a sink of the user's choice.
+//! The log: one record per operation of a memory resource.
 //!
-//! [`LoggingResource`] wraps any resource; a [`LoggingSink`] takes the records: in memory, nowhere, or to a file
-//! (`BinarySink`, `CsvSink`, with the feature `trace`). Records are numbered so that sorting them by
-//! [`order_counter`](LogRecord::order_counter) gives a legal history under any interleaving: a free takes its number before the
-//! inner call, an allocation after it. Failures of a sink are counted and never fail the operation.
+//! [`LoggingResource`] wraps any resource. A [`LoggingSink`] receives the records: [`InMemorySink`], [`NullSink`], or with the feature
+//! `trace` the files `BinarySink` and `CsvSink`. Sorted by [`order_counter`](LogRecord::order_counter), the records are a legal history
+//! under any interleaving: a free takes its number before the inner call, an allocation after it. Failures of a sink are counted; they
+//! never fail the operation.
 //!
-//! It does not count blocks (see [`statistics`](super::statistics)), and does not define file formats (see the crate `xlog-trace`).
+//! The crate `xlog-trace` defines the file formats.
 
 pub(crate) mod clock;
 #[cfg(feature = "trace")]

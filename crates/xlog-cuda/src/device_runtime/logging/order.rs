@@ -2,14 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// On cache lines of its own: every logging thread writes it.
+/// On its own cache lines, since every logging thread writes it.
 #[repr(align(128))]
 struct OrderCounter(AtomicU64);
 
 static NEXT: OrderCounter = OrderCounter(AtomicU64::new(1));
 
-/// Returns the next number. Relaxed suffices: threads hand a block over by a synchronisation, and the modification order of one
-/// atomic agrees with it.
+/// Returns the next number. Relaxed suffices: threads pass a block on with a synchronisation, and the modification order of one atomic is
+/// consistent with it.
 #[inline]
 pub(super) fn next_order() -> u64 {
     NEXT.0.fetch_add(1, Ordering::Relaxed)

@@ -16,7 +16,7 @@ thread_local! {
     static PATH: Cell<ServedBy> = const { Cell::new(ServedBy::Unknown) };
 }
 
-/// True once there has been a resource that logs.
+/// Whether a logging resource was ever created.
 static LOGGED: AtomicBool = AtomicBool::new(false);
 
 struct Scopes {
@@ -26,8 +26,7 @@ struct Scopes {
 
 /// Until it is dropped, operations of this thread are logged and counted for one query.
 ///
-/// Scopes nest: the innermost counts. A scope belongs to its thread and cannot leave it; work handed to another thread enters a
-/// scope there.
+/// Scopes nest: the innermost counts. A scope cannot move to another thread; work on another thread enters a scope there.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::QueryScope;
@@ -55,7 +54,7 @@ pub struct QueryScope {
 }
 
 impl QueryScope {
-    /// Enters a scope: this thread works for query `id`.
+    /// Enters a scope for query `id`.
     pub fn enter(id: u64) -> Self {
         let number = SCOPES.with_borrow_mut(|scopes| {
             scopes.next += 1;
@@ -66,7 +65,7 @@ impl QueryScope {
         Self { number, id, _of_this_thread: PhantomData }
     }
 
-    /// Awaits `future`, which works for query `id` whenever it is polled, on whatever thread that is.
+    /// Awaits `future`, which works for query `id` whenever it is polled, on any thread.
     ///
     /// ```
     /// use xlog_cuda::device_runtime::QueryScope;
@@ -91,18 +90,18 @@ impl QueryScope {
         self.id
     }
 
-    /// The query this thread works for.
+    /// The query that this thread works for.
     #[inline]
     #[must_use]
     pub fn current() -> Option<u64> {
-        // Also valid while the thread ends: the cell has no destructor.
+        // The cell has no destructor, so it is readable while the thread ends.
         QUERY.try_with(Cell::get).unwrap_or(None)
     }
 }
 
 impl Drop for QueryScope {
     fn drop(&mut self) {
-        // A guard in another thread-local may outlive the list; then there is nothing to restore.
+        // A scope in another thread-local may outlive the list; then there is nothing to restore.
         let _ = SCOPES.try_with(|scopes| {
             let mut scopes = scopes.borrow_mut();
             scopes.open.retain(|&(number, _)| number != self.number);
@@ -111,9 +110,9 @@ impl Drop for QueryScope {
     }
 }
 
-/// Notes which path served this thread's current allocation. Resources call it.
+/// Notes the path that served this thread's current allocation. Resources call it.
 ///
-/// A [`LoggingResource`](super::LoggingResource) above stores it in its record; without one the note is not read.
+/// A [`LoggingResource`](super::LoggingResource) above them adds it to its record.
 #[inline]
 pub fn note_path(path: ServedBy) {
     if LOGGED.load(Ordering::Relaxed) {
@@ -121,12 +120,12 @@ pub fn note_path(path: ServedBy) {
     }
 }
 
-/// Starts the noting of paths, once there is a resource that logs.
+/// Enables [`note_path`].
 pub(super) fn begin_logging() {
     LOGGED.store(true, Ordering::Relaxed);
 }
 
-/// Whether there has been a resource that logs: only then can a stack have one.
+/// Returns whether a logging resource was ever created.
 pub(crate) fn is_logging() -> bool {
     LOGGED.load(Ordering::Relaxed)
 }

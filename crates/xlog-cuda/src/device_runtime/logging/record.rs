@@ -1,4 +1,4 @@
-//! The record of one operation. Plain values: a record of a success allocates and formats nothing.
+//! The record of one operation. A record of a success allocates and formats nothing.
 
 use std::fmt;
 use std::panic::Location;
@@ -16,13 +16,13 @@ pub enum LogAction {
     Deallocate,
     /// Pending frees were waited for and counted.
     ReapPending,
-    /// A use of a block was opened on a stream. Only where uses are logged.
+    /// A use of a block was opened on a stream. Only if uses are logged.
     UsePrepare,
-    /// A use of a block was closed, or recorded after the fact, then without an access. Only where uses are logged.
+    /// A use of a block was closed, or recorded without an access. Only if uses are logged.
     UseFinish,
-    /// A pool took a segment from the device. Only where segments are logged.
+    /// A pool took a segment from the device. Only if segments are logged.
     SegmentTake,
-    /// A pool returned a segment, or a part of one. Only where segments are logged.
+    /// A pool returned a segment, or a part of one. Only if segments are logged.
     SegmentReturn,
 }
 
@@ -55,7 +55,7 @@ pub enum LogResult {
 }
 
 impl LogResult {
-    /// True for [`LogResult::Ok`].
+    /// Returns whether this is [`LogResult::Ok`].
     pub fn is_ok(&self) -> bool {
         matches!(self, Self::Ok)
     }
@@ -72,27 +72,27 @@ impl LogResult {
 pub struct LogRecord {
     /// The operation.
     pub action: LogAction,
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
-    /// The stream it was ordered on; none for what has no stream.
+    /// The stream it was ordered on; `None` for an operation without a stream.
     pub stream_id: Option<StreamId>,
-    /// The block's address; none when there is no block.
+    /// The address of the block or segment; `None` if there is none.
     pub ptr: Option<u64>,
-    /// Allocation: the requested bytes. Free: the bytes of the block as its owner passed it.
+    /// Allocation: the requested bytes. Free: the bytes of the block as the caller passed it. Segment: its bytes.
     pub bytes: Option<usize>,
     /// The block's label.
     pub tag: Option<AllocTag>,
     /// Distinguishes the block from others at its address.
     pub generation: Option<Generation>,
-    /// The thread, by a number that no other thread of the process has had.
+    /// The number of the thread, unique in the process.
     pub thread_id: u64,
-    /// Position in the history of the process: strictly increasing, with gaps.
+    /// The position in the history of the process: strictly increasing, with gaps.
     pub order_counter: u64,
-    /// When the call began, in nanoseconds since 1970. It never steps back within one resource.
+    /// The begin of the call in nanoseconds since 1970. The clock of one resource never steps back.
     pub timestamp_nanos: u128,
     /// The outcome.
     pub result: LogResult,
-    /// The query the thread worked for; see [`QueryScope`](super::QueryScope).
+    /// The query that the thread worked for; see [`QueryScope`](super::QueryScope).
     pub query_id: Option<u64>,
     /// Allocation: the bytes granted, which the block is charged.
     pub granted: Option<usize>,
@@ -113,7 +113,7 @@ pub struct LogRecord {
 }
 
 impl LogRecord {
-    /// A record of an action on a device with all other fields absent.
+    /// Creates a record of a successful action on a device; all other fields are empty.
     #[inline(always)]
     #[must_use]
     pub fn new(action: LogAction, device_ordinal: u32) -> Self {

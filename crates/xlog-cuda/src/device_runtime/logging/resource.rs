@@ -22,7 +22,7 @@ use crate::device_runtime::resource::{
 };
 use crate::device_runtime::statistics::Backtraces;
 
-/// When a call began, by [`clock::now`], and how long it took.
+/// The begin of a call by [`clock::now`], and its duration.
 #[derive(Clone, Copy)]
 struct Call {
     began: u64,
@@ -30,7 +30,7 @@ struct Call {
 }
 
 impl Call {
-    /// A call that began at `start` and has just ended.
+    /// Returns a call that began at `start` and ends now.
     #[inline(always)]
     fn ended(start: u64) -> Self {
         Self { began: start, took: clock::now().saturating_sub(start) }
@@ -39,8 +39,8 @@ impl Call {
 
 /// Logs every operation of the resource below.
 ///
-/// Allocations, frees and [`reap_pending`](DeviceMemoryResource::reap_pending) give one record each, failures included. Uses of blocks are logged on request ([`with_use_logging`](Self::with_use_logging)). Everything is
-/// forwarded; nothing a sink does changes the outcome of an operation.
+/// Allocations, frees and [`reap_pending`](DeviceMemoryResource::reap_pending) give one record each, failures included. Uses of blocks
+/// are logged on request ([`with_use_logging`](Self::with_use_logging)). All calls are forwarded; a sink cannot change their outcome.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -67,16 +67,16 @@ pub struct LoggingResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     stacks: StackSampler,
     device_ordinal: u32,
     process_id: u32,
-    /// The offset of the wall clock from the monotonic clock at creation: records have monotonic times plus this.
+    /// The offset of the wall clock from the monotonic clock at creation. Records have monotonic times plus this.
     clock_to_unix: u64,
     unfinished: UnfinishedFrees,
     refused: AtomicU64,
-    /// Dropped after the resource below, which returns its segments.
+    /// Dropped after the resource below, whose drop returns its segments.
     segments: Option<Arc<SegmentLog>>,
 }
 
 impl LoggingResource {
-    /// Logs what `inner` does to `sink`.
+    /// Logs the operations of `inner` to `sink`.
     #[must_use]
     pub fn new(
         inner: Box<dyn DeviceMemoryResource + Send + Sync>,
@@ -107,16 +107,16 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// Whether uses of blocks (prepare, finish, record) are logged too. They are not by default.
+    /// Sets whether uses of blocks (prepare, finish, record) are logged too; false by default.
     #[must_use]
     pub fn with_use_logging(mut self, enabled: bool) -> Self {
         self.logs_uses = enabled;
         self
     }
 
-    /// Whether the segments that a pool below takes from the device and returns are logged too. They are not by default.
+    /// Sets whether the segments that a pool below takes from the device and returns are logged too; false by default.
     ///
-    /// Segments that the pool holds now are logged as taken now.
+    /// Segments that the pool holds already are logged as taken now.
     #[must_use]
     pub fn with_segment_logging(mut self, enabled: bool) -> Self {
         self.segments = enabled.then(|| {
@@ -130,19 +130,19 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         self
     }
 
-    /// Sets which allocations are logged with the stack of their caller; none is by default. `Sampled(n)` counts over all threads.
+    /// Sets which allocations are logged with the stack of their caller; none by default. `Sampled(n)` counts over all threads.
     ///
-    /// Recording one takes microseconds. The thread that writes the log resolves it.
+    /// Recording a stack takes microseconds. The writer thread resolves it.
     #[must_use]
     pub fn with_stacks(mut self, stacks: Backtraces) -> Self {
         self.stacks = StackSampler::new(stacks);
         self
     }
 
-    /// Operations whose record is not in the log: the sink refused or lost it.
+    /// The number of records that the sink refused or lost.
     ///
-    /// Exact after the operations and, for sinks with a writer thread, a flush. Includes losses of other resources that share the
-    /// sink.
+    /// It is exact after the operations and, for sinks with a writer thread, a flush. It includes lost records of other resources that
+    /// share the sink.
     pub fn dropped_records(&self) -> u64 {
         let segments = self.segments.as_ref().map_or(0, |segments| segments.refused());
         let refused = self.refused.load(Ordering::Relaxed).saturating_add(segments);
@@ -159,7 +159,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         &self.inner
     }
 
-    /// Begins the record of a call that succeeded. The caller adds what it was about.
+    /// Starts the record of a successful call, without a block.
     #[inline(always)]
     fn record(&self, action: LogAction, order: u64, call: Call) -> LogRecord {
         LogRecord {
@@ -173,7 +173,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// The record of a free: what its owner passed, which is a claim.
+    /// Makes the record of a free, with the block as the caller passed it.
     #[inline(always)]
     fn free_record(&self, block: &DeviceBlock, order: u64, call: Call) -> LogRecord {
         LogRecord {
@@ -241,7 +241,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// Allocates by `call` from the resource below, and logs that.
+    /// Allocates by `call` from the resource below, and logs the allocation.
     #[inline(always)]
     fn logged(
         &self,
@@ -279,7 +279,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         result
     }
 
-    /// Emits the successes of frees that had failed half way and are now complete.
+    /// Logs the unfinished frees that have completed.
     #[cold]
     #[inline(never)]
     fn log_finished_frees(&self) {
@@ -290,7 +290,7 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// Notes a failed free, if the resource has the block nevertheless and finishes the free at a later reap.
+    /// Stores a failed free if the resource has the block and finishes the free at a later reap.
     fn note_failed_free(&self, block: DeviceBlock, error: &ResourceError) {
         if !error.is_refused_free(BlockId::from_block(&block), &self.inner) {
             self.unfinished.add(block);
@@ -396,8 +396,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         let start = clock::now();
         let result = self.inner.reserve_budget(bytes);
-        // A refused reservation is a refused request. A granted one appears in the records of its blocks. A reservation of 0 bytes
-        // only asks whether there is a budget.
+        // A refused reservation is logged as a refused request. A granted one appears in the records of its blocks. A reservation of 0
+        // bytes only queries whether there is a budget.
         if let Err(error) = &result
             && bytes > 0
         {

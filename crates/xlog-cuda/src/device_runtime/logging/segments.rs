@@ -1,4 +1,4 @@
-//! Records of segments: what a pool below takes from the device and returns to it.
+//! Records of the segments that a pool below takes from the device and returns to it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub(super) struct SegmentLog {
     pub(super) sink: Arc<dyn LoggingSink>,
     pub(super) device_ordinal: u32,
     pub(super) process_id: u32,
-    /// As in the log of the resource.
+    /// Equal to that of the logging resource.
     pub(super) clock_to_unix: u64,
     refused: AtomicU64,
 }

@@ -1,6 +1,6 @@
-//! Which path of an allocator served a request, as logs name it.
+//! The paths of an allocator, for logs.
 
-/// Which path of the allocator served a request.
+/// The path of the allocator that served a request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum ServedBy {
@@ -13,17 +13,17 @@ pub enum ServedBy {
     Magazine,
     /// Free memory of the same stream.
     Own,
-    /// Free memory of another stream, which this one is already ordered after.
+    /// Free memory of another stream that this one is already ordered after.
     Covered,
     /// Free memory of another stream, whose work has completed.
     Completed,
     /// New memory taken from the device.
     Grown,
-    /// A block that needed a wait, with the wait inserted.
+    /// Free memory of another stream, after an inserted wait.
     Waited,
-    /// Memory that trimming the caches set free.
+    /// Memory that a trim has freed.
     Trimmed,
-    /// A block that was free only after the host waited for pending frees.
+    /// Memory that was free only after the host waited for pending frees.
     Reaped,
 }
 

@@ -9,7 +9,7 @@ use super::LogRecord;
 /// Why a sink did not accept a record.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SinkError {
-    /// The sink refused it, or has no room.
+    /// The sink refused the record, or is full.
     #[error("the sink refused a record: {0}")]
     Refused(String),
     /// The sink's file or connection failed.
@@ -19,8 +19,8 @@ pub enum SinkError {
 
 /// Receives the records of a [`LoggingResource`](super::LoggingResource).
 ///
-/// `emit` runs on the operation's thread before the operation returns, so its time counts. No lock is held, so it may use the
-/// resource itself, as long as that recursion ends.
+/// `emit` runs on the operation's thread before the operation returns, and delays it. No lock is held, so it may use the resource itself,
+/// as long as that recursion ends.
 pub trait LoggingSink: Send + Sync {
     /// Receives one record. The resource counts an error and ignores it otherwise.
     fn emit(&self, record: LogRecord) -> Result<(), SinkError>;
@@ -47,7 +47,7 @@ pub trait LoggingSink: Send + Sync {
 pub struct NullSink;
 
 impl NullSink {
-    /// Makes a sink that discards all records.
+    /// Creates the sink.
     #[must_use]
     pub fn new() -> Self {
         Self
@@ -74,13 +74,13 @@ impl LoggingSink for NullSink {
 pub struct InMemorySink(Mutex<Vec<LogRecord>>);
 
 impl InMemorySink {
-    /// An empty sink.
+    /// Creates an empty sink.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// All records, in the order of the history: by their `order_counter`.
+    /// Returns all records, sorted by their `order_counter`.
     pub fn snapshot(&self) -> Vec<LogRecord> {
         let mut records = self.records().clone();
         records.sort_by_key(|record| record.order_counter);

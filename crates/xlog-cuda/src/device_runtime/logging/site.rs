@@ -1,7 +1,7 @@
-//! The source location of the call that a thread works for, for the records of allocations.
+//! The source location of the caller, for the records of allocations.
 //!
-//! Public functions that allocate are `#[track_caller]`. Trait objects lose the caller, so the runtime passes it beside the call, in a
-//! thread-local. It does so only where a log may be in the stack: a runtime that was built before any log does no work for it.
+//! Public functions that allocate are `#[track_caller]`. Trait objects lose the caller, so the runtime passes it in a thread-local. A
+//! runtime that was built before any logging resource skips this.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -11,7 +11,7 @@ thread_local! {
     static SITE: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-/// Until it is dropped, allocations of this thread are logged with one call site.
+/// Until it is dropped, allocations of this thread are logged with its call site.
 #[must_use = "the scope ends when this is dropped"]
 pub(crate) struct SiteScope {
     outer: Option<&'static Location<'static>>,
@@ -29,7 +29,7 @@ impl SiteScope {
 impl Drop for SiteScope {
     #[inline]
     fn drop(&mut self) {
-        // Also valid while the thread ends: the cell has no destructor.
+        // The cell has no destructor, so it is writable while the thread ends.
         let _ = SITE.try_with(|cell| cell.set(self.outer));
     }
 }

@@ -1,4 +1,4 @@
-//! Which allocations of a log have the stack of their caller.
+//! Sampling of the stacks of allocations.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -16,13 +16,13 @@ pub enum StackId {}
 /// Samples stacks: one in a number of allocations of a resource, over all threads.
 #[derive(Debug, Default)]
 pub(super) struct StackSampler {
-    /// Zero if none is sampled.
+    /// 0 if none is sampled.
     every: u32,
     allocations: AtomicU32,
 }
 
 impl StackSampler {
-    /// Reads the debug information of the program now, so that the writer does not do it while rings fill.
+    /// Loads the program's debug information now, so that the writer thread does not do it while rings fill.
     pub(super) fn new(stacks: Backtraces) -> Self {
         let every = match stacks {
             Backtraces::Off => 0,
@@ -37,7 +37,7 @@ impl StackSampler {
         Self { every, allocations: AtomicU32::new(0) }
     }
 
-    /// The stack of this allocation, if it is its turn.
+    /// Captures the stack of this allocation if it is sampled.
     #[inline(always)]
     pub(super) fn next(&self) -> Option<StackId> {
         if self.every == 0 { None } else { self.sample() }

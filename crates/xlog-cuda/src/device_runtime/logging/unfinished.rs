@@ -1,7 +1,7 @@
-//! Frees that failed half way: the resource has the block and finishes the free at a later reap.
+//! Frees that failed after the resource took the block: a later reap finishes them.
 //!
-//! The log has the failure of such a free. When the block is free, it gets a second record of the free: a success, served by a
-//! reap. The list is empty unless a driver call failed, so an allocation only reads one flag.
+//! The log has the failure of such a free. Once the block is free, a second record logs the success, served by a reap. The list is empty
+//! unless a driver call failed, so an allocation only reads one flag.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use xlog_base::Mutex;
 
 use crate::device_runtime::resource::{BlockId, DeviceBlock};
 
-/// Blocks whose free failed half way, as their owners passed them.
+/// The blocks of unfinished frees, as the callers passed them.
 #[derive(Default)]
 pub(super) struct UnfinishedFrees {
     has_any: AtomicBool,
@@ -17,7 +17,7 @@ pub(super) struct UnfinishedFrees {
 }
 
 impl UnfinishedFrees {
-    /// Returns whether there is one. Relaxed suffices: the resource orders a thread that gets the memory after its free.
+    /// Returns whether there is a block. Relaxed suffices: the resource orders a thread that gets the memory after its free.
     #[inline(always)]
     pub(super) fn has_any(&self) -> bool {
         self.has_any.load(Ordering::Relaxed)
@@ -31,7 +31,7 @@ impl UnfinishedFrees {
 
     /// Removes the blocks that are free and numbers them by `order`.
     ///
-    /// Numbers are issued under the lock: a thread that finds its address gone from the list gets a higher number.
+    /// The lock is held while numbers are issued: a thread that no longer finds its address here gets a higher number.
     pub(super) fn drain_finished(
         &self,
         is_free: impl Fn(BlockId) -> bool,

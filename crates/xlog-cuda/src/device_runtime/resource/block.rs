@@ -1,4 +1,4 @@
-//! Blocks and their names.
+//! Blocks, their identities, and the requests for them.
 
 use std::cell::Cell;
 use std::collections::HashSet;
@@ -10,10 +10,10 @@ use xlog_base::Mutex;
 
 use super::{MIN_ALIGN, ResourceError, ResourceResult};
 
-/// A stream of a [`StreamPool`](crate::device_runtime::StreamPool), by name.
+/// The id of a stream in a [`StreamPool`](crate::device_runtime::StreamPool).
 ///
-/// [`StreamId::DEFAULT`] is a real stream of each pool. Any other id is issued by one pool for one lease: it resolves in
-/// that pool only, and no longer once the stream was given back. `u32::MAX` is never issued.
+/// [`StreamId::DEFAULT`] is a stream of every pool. A pool issues each other id for one lease; it resolves in that pool only, until
+/// the stream is returned. `u32::MAX` is never issued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, serde::Serialize)]
 #[repr(transparent)]
 pub struct StreamId(pub u32);
@@ -41,10 +41,10 @@ impl fmt::Display for StreamId {
 pub struct AllocTag(pub &'static str);
 
 impl AllocTag {
-    /// The tag of what has none.
+    /// The tag of allocations without a label.
     pub const UNTAGGED: Self = Self("untagged");
 
-    /// A tag of a string that does not live long enough. Each different text is kept once, for ever.
+    /// Returns a tag with a copy of `text`. Each distinct text is kept once, for the life of the process.
     #[must_use]
     pub fn intern(text: &str) -> Self {
         static TEXTS: OnceLock<Mutex<HashSet<&'static str>>> = OnceLock::new();
@@ -65,18 +65,18 @@ impl fmt::Display for AllocTag {
     }
 }
 
-/// The low bits of a generation are free for the resource that uses it: ours keep the place of their record there.
+/// The low `SLOT_BITS` of a generation hold the slot of the block's metadata.
 pub(crate) const SLOT_BITS: u32 = 24;
 
-/// How many generations a thread takes at a time.
+/// The number of generations that a thread reserves at a time.
 const RANGE: u64 = 1 << 12;
 
 thread_local! {
-    /// The next generation of this thread; a multiple of [`RANGE`] when there is none.
+    /// The next generation of this thread; a multiple of [`RANGE`] if its range is used up.
     static NEXT: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Tells an address from its reuse. Never equal for two allocations, and increasing within a thread.
+/// Distinguishes successive blocks at one address; unique in the process, and increasing within a thread.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::Generation;
@@ -88,13 +88,11 @@ thread_local! {
 pub struct Generation(pub u64);
 
 impl Generation {
-    /// A generation that nobody has had.
-    ///
-    /// Threads take theirs from ranges of their own, so they do not meet on one counter.
+    /// Returns a new generation. Each thread reserves ranges, so threads do not contend for one counter.
     #[inline(always)]
     #[must_use]
     pub fn next() -> Self {
-        // Not by `get` and `set` of the key: the latter is a call.
+        // `LocalKey::set` compiles to a call.
         let next = NEXT.with(Cell::get);
         if next.is_multiple_of(RANGE) {
             return Self::first_of_range();
@@ -106,15 +104,15 @@ impl Generation {
     #[cold]
     #[inline(never)]
     fn first_of_range() -> Self {
-        // From the second range on: generations are above all numbers of places.
+        // Starts at the second range, so that every generation is greater than every slot number.
         static RANGES: AtomicU64 = AtomicU64::new(RANGE);
         let begin = RANGES.fetch_add(RANGE, Ordering::Relaxed);
-        // The first number of a range says that a thread has none left, so it is not used.
+        // The first number of a range means that the range is used up, so no generation has it.
         NEXT.set(begin + 2);
         Self((begin + 1) << SLOT_BITS)
     }
 
-    /// This generation with the place of its record.
+    /// Adds a slot.
     pub(crate) fn at(self, slot: u32) -> Self {
         Self(self.0 | u64::from(slot))
     }
@@ -130,17 +128,17 @@ impl fmt::Display for Generation {
     }
 }
 
-/// Where a block is in its life.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum BlockState {
-    /// Handed out.
+    /// Allocated.
     Live,
-    /// Returned; work on it is still pending.
+    /// Given to `deallocate`; its free has not completed.
     Retired,
-    /// Held back by a guard.
+    /// Given to `deallocate`; a guard delays the free.
     Quarantined,
-    /// Gone.
+    /// Freed, or not a block of the resource.
     Freed,
 }
 
@@ -150,24 +148,24 @@ pub enum BlockState {
 pub struct DeviceBlock {
     /// The device address.
     pub ptr: u64,
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
     /// The stream it was allocated on and is freed on.
     pub alloc_stream: StreamId,
-    /// Its size; at least what was asked for.
+    /// Its size; at least that of the request.
     pub bytes: usize,
-    /// What it is aligned to; at least 256.
+    /// Its alignment; at least 256.
     pub align: usize,
     /// Its label.
     pub tag: AllocTag,
-    /// Tells it from others at the same address.
+    /// Distinguishes the block from others at its address.
     pub generation: Generation,
-    /// Its state when it was handed out.
+    /// Its state at allocation.
     pub state: BlockState,
 }
 
 impl DeviceBlock {
-    /// A block as it is handed out: `bytes` at `ptr`, on `stream` of device `ordinal`.
+    /// Returns a live block, with the largest alignment that its address has, up to 2 MiB.
     #[inline(always)]
     pub(crate) fn live(
         ptr: u64,
@@ -177,7 +175,7 @@ impl DeviceBlock {
         tag: AllocTag,
         generation: Generation,
     ) -> Self {
-        // The lowest bit of the address that is set, but at most 2 MiB.
+        // The lowest set bit of the address, at most 2 MiB.
         let address = ptr | 2 << 20;
         let align = ((address & address.wrapping_neg()) as usize).max(MIN_ALIGN);
         let state = BlockState::Live;
@@ -191,32 +189,32 @@ impl DeviceBlock {
 pub struct AllocRequest {
     /// The minimum size.
     pub bytes: usize,
-    /// A power of two. Blocks have at least [`MIN_ALIGN`].
+    /// The minimum alignment, a power of two. Blocks have at least [`MIN_ALIGN`].
     pub align: usize,
     /// The stream it is ordered on.
     pub stream: StreamId,
     /// Its label.
     pub tag: AllocTag,
-    /// Whether every use will be prepared, also on the own stream. The memory may then have pending work: the first prepare queues
-    /// the wait if one is missing.
+    /// Whether every use will be prepared, on the allocation stream too. The memory may then have pending work: the first prepare waits
+    /// for it.
     pub is_tracked: bool,
 }
 
 impl AllocRequest {
-    /// What [`allocate`](super::DeviceMemoryResource::allocate) asks for.
+    /// Returns the request that [`allocate`](super::DeviceMemoryResource::allocate) makes.
     #[must_use]
     #[inline]
     pub fn new(bytes: usize, stream: StreamId, tag: AllocTag) -> Self {
         Self { bytes, align: MIN_ALIGN, stream, tag, is_tracked: false }
     }
 
-    /// The request with this alignment.
+    /// Sets the alignment.
     #[must_use]
     pub fn aligned(self, align: usize) -> Self {
         Self { align, ..self }
     }
 
-    /// The request for a block whose every use will be prepared.
+    /// Sets [`is_tracked`](Self::is_tracked).
     #[must_use]
     pub fn tracked(self) -> Self {
         Self { is_tracked: true, ..self }
@@ -248,7 +246,7 @@ impl AllocRequest {
 pub struct BlockId {
     /// The device address.
     pub ptr: u64,
-    /// Tells it from others at the same address.
+    /// Distinguishes the block from others at its address.
     pub generation: Generation,
     /// The stream it was allocated on.
     pub alloc_stream: StreamId,
@@ -257,7 +255,7 @@ pub struct BlockId {
 }
 
 impl BlockId {
-    /// The identity of a block.
+    /// Returns the identity of a block.
     #[must_use]
     pub fn from_block(block: &DeviceBlock) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! The limit on what a resource holds of its device.
+//! The limit on the physical memory of a resource.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -7,11 +7,10 @@ use xlog_base::Mutex;
 
 use super::ResourceError;
 
-/// The maximum of physical bytes that a resource may hold of its device, cached or not.
+/// The maximum number of physical bytes that a resource may hold, cached or not.
 ///
-/// A budget hands its limit down by it ([`cap_physical`]), and changes it with the limit. A resource reads it before it takes memory
-/// from the device, and rounds it up to the granules in which it takes memory. The cap ends with its last `Arc`, so a resource keeps a
-/// [`Weak`] reference.
+/// A budget passes its limit to the resource below with it ([`cap_physical`]). A resource reads the cap before it takes memory from the
+/// device, rounded up to its granules. The cap ends with its last `Arc`, so a resource keeps a [`Weak`] reference.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::PhysicalCap;
@@ -27,24 +26,24 @@ pub struct PhysicalCap {
 }
 
 impl PhysicalCap {
-    /// At most `bytes`.
+    /// Creates a cap of `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { bytes: AtomicUsize::new(bytes) }
     }
 
-    /// Another maximum. What is held above it stays; nothing more is taken.
+    /// Changes the maximum. Memory held above it stays; the resource takes no more.
     pub fn set(&self, bytes: usize) {
         self.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The maximum.
+    /// Returns the maximum.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Acquire)
     }
 
-    /// [`bytes`](Self::bytes), rounded up to whole granules.
+    /// Returns [`bytes`](Self::bytes), rounded up to whole granules.
     #[must_use]
     pub fn in_granules(&self, granule: u64) -> u64 {
         in_granules(self.bytes(), granule)
@@ -55,10 +54,10 @@ fn in_granules(bytes: usize, granule: u64) -> u64 {
     (bytes as u64).checked_next_multiple_of(granule.max(1)).unwrap_or(u64::MAX)
 }
 
-/// The caps of a resource: the least of those that live holds.
+/// The caps of a resource; the smallest live one applies.
 #[derive(Debug, Default)]
 pub(crate) struct CapSlot {
-    /// Whether there ever was a cap: a resource without one asks no lock.
+    /// Whether there ever was a cap. Without one, no call takes the lock.
     any: AtomicBool,
     caps: Mutex<Vec<Weak<PhysicalCap>>>,
 }
@@ -87,7 +86,7 @@ impl CapSlot {
         least
     }
 
-    /// Lets `cap` hold as well, for as long as somebody else keeps it.
+    /// Adds a cap, which applies until its last `Arc` is dropped.
     pub(crate) fn add(&self, cap: &Arc<PhysicalCap>) {
         let mut caps = self.caps.lock();
         caps.retain(|other| other.strong_count() > 0 && other.as_ptr() != Arc::as_ptr(cap));
@@ -96,7 +95,6 @@ impl CapSlot {
     }
 }
 
-/// The refusal of `requested` bytes by a cap of `allowed` bytes.
 #[cold]
 pub(crate) fn refused_by_cap(
     requested: usize,

@@ -1,7 +1,7 @@
-//! Why a resource refused or failed.
+//! The errors of resource calls.
 //!
-//! A refusal prints the report that was filed with it, in one line. The report is found by the text of the error, because the
-//! variants have no room for it.
+//! A refusal prints its out-of-memory report in one line. The variants have no field for the report, so it is looked up by the text of
+//! the error.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{BlockId, BlockState, DeviceMemoryResource, Generation, StreamId};
 use crate::device_runtime::budget::{Line, OomReport};
 use crate::device_runtime::graph::CaptureError;
 
-/// Shorthand for the result of a resource call.
+/// The result of a resource call.
 pub type ResourceResult<T> = Result<T, ResourceError>;
 
 /// The failure of a resource call.
@@ -32,19 +32,19 @@ pub enum ResourceError {
     OutOfMemory {
         /// The bytes asked for.
         requested: usize,
-        /// What the driver said.
+        /// Why, with the numbers known.
         detail: String,
     },
-    /// The ledger that processes share could not be asked: locked for too long, removed, or another process's.
+    /// The ledger that processes share cannot be used: locked for too long, removed, or inherited by a fork.
     #[error("ledger: {0}")]
     Ledger(String),
-    /// The driver failed, or the parts belong to different devices.
+    /// The driver failed, or parts of different devices were combined.
     #[error("driver: {0}")]
     Driver(String),
     /// A stream was used in a way that cannot be ordered.
     #[error("stream misuse: {0}")]
     StreamMisuse(String),
-    /// Not the live block at its address: freed, stale or forged.
+    /// The block is not the live one at its address: freed, stale or forged.
     #[error("use after free: {generation} is not the live block at its address")]
     UseAfterFree {
         /// The generation that was passed.
@@ -53,7 +53,7 @@ pub enum ResourceError {
     /// Bytes outside a block were written.
     #[error("out of bounds: bytes around the block of {generation} were written")]
     OutOfBounds {
-        /// The block.
+        /// The generation of the block.
         generation: Generation,
     },
     /// The resource does not offer this call.
@@ -64,12 +64,12 @@ pub enum ResourceError {
         /// Why, and what to do.
         detail: &'static str,
     },
-    /// The request itself makes no sense.
+    /// The request has a value that is never accepted.
     #[error("{value} is not accepted; expected {accepted}")]
     InvalidRequest {
         /// The value as given.
         value: String,
-        /// What would have been accepted.
+        /// The accepted values.
         accepted: String,
     },
     /// A stream capture does not allow the call.
@@ -78,7 +78,6 @@ pub enum ResourceError {
 }
 
 impl ResourceError {
-    /// A request that names a value which is not accepted, and what would have been.
     pub(crate) fn invalid(value: impl Into<String>, accepted: impl Into<String>) -> Self {
         Self::InvalidRequest { value: value.into(), accepted: accepted.into() }
     }
@@ -95,15 +94,15 @@ impl ResourceError {
         Self::invalid("an allocation of 0 bytes", "at least one byte")
     }
 
-    /// A resource without a budget was given a reservation.
     #[cold]
     pub(crate) fn no_budget() -> Self {
         Self::invalid("a reservation", "none: there is no budget here (unsupported)")
     }
 
-    /// Whether the failed free of a block changed nothing. Otherwise the resource has the block, and a later reap finishes the free.
+    /// Returns whether the failed free of a block changed nothing. Otherwise the resource has the block, and a later reap finishes the
+    /// free.
     ///
-    /// Damage of another block, which a guard returns with a free, is no refusal.
+    /// A free may also return the damage that a guard found in another block; that is no refusal.
     #[cold]
     #[inline(never)]
     pub(crate) fn is_refused_free(
@@ -116,8 +115,10 @@ impl ResourceError {
             || resource.block_state(block) == BlockState::Live
     }
 
-    /// The report of a refusal, which also prints with `{}`: of this thread's last one if that is this error, or else of the only
-    /// recent one with the same numbers. `None` for other errors, and for refusals that no budget, manager or runtime reported.
+    /// Returns the report of a refusal, which `{}` also prints in one line.
+    ///
+    /// It is the report of this thread's last refusal if the texts match, else the only recent report with this text. `None` for other
+    /// errors, and for refusals that no budget, manager or runtime reported.
     pub fn report(&self) -> Option<Arc<OomReport>> {
         self.is_refusal().then(|| OomReport::of_text(&self.brief())).flatten()
     }
@@ -126,7 +127,7 @@ impl ResourceError {
         matches!(self, Self::OutOfBudget { .. } | Self::OutOfMemory { .. })
     }
 
-    /// The text without a report, as logs have it.
+    /// Returns the text without the report, for logs.
     pub(crate) fn brief(&self) -> String {
         match self {
             Self::OutOfBudget { requested, remaining } => out_of_budget(*requested, *remaining),
@@ -135,7 +136,7 @@ impl ResourceError {
         }
     }
 
-    /// A short name for logs: one word per variant.
+    /// Returns the name of the variant, for logs.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::OutOfBudget { .. } => "out_of_budget",
@@ -160,7 +161,7 @@ fn out_of_memory(requested: usize, detail: &str) -> String {
     format!("out of device memory: {requested} bytes requested; {detail}")
 }
 
-/// A refusal: its kind with the line of its report, or else its own text.
+/// Prints a refusal: its kind and the line of its report, or its own text if there is no report.
 struct Refusal<'a>(&'a str, &'a str);
 
 impl fmt::Display for Refusal<'_> {

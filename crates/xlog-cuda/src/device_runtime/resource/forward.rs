@@ -1,5 +1,4 @@
-//! What decorators of this library have in common. Boxes and shared pointers are decorators too: they forward everything to what they
-//! point to.
+//! Forwarding for decorators, boxes and shared pointers.
 
 use std::sync::Arc;
 
@@ -8,7 +7,7 @@ use super::{
     DeviceMemoryResource, ResourceResult, StreamId,
 };
 
-/// Forwards to `$inner` the methods whose defaults do not forward, for a decorator that adds no bytes to a block.
+/// Forwards the methods whose defaults do not forward to `$inner`, for a decorator that adds no bytes to a block.
 macro_rules! forward_plain {
     ($self:ident, $inner:expr) => {
         #[inline]
@@ -28,7 +27,7 @@ macro_rules! forward_plain {
 }
 pub(crate) use forward_plain;
 
-/// The required methods, and those whose defaults compose the single forms.
+/// Forwards the required methods, and those whose defaults are composed of single forms.
 macro_rules! forward_pointer {
     () => {
         forward_plain!(self, **self);

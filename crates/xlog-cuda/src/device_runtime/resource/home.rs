@@ -1,11 +1,11 @@
-//! Where a resource works, and whether two parts work in the same place.
+//! The device and the streams of a resource, and whether two parts share them.
 
 use std::sync::Arc;
 
 use crate::CudaDevice;
 use crate::device_runtime::stream_pool::StreamPool;
 
-/// The device of a resource, and the streams that its ids name.
+/// The device of a resource, and the stream pool that resolves its ids.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::ResourceHome;
@@ -21,27 +21,27 @@ use crate::device_runtime::stream_pool::StreamPool;
 pub struct ResourceHome {
     /// The device.
     pub device: Arc<CudaDevice>,
-    /// The streams; `None` for a resource to which a stream is only a label.
+    /// The stream pool; `None` for a resource that does not resolve stream ids.
     pub streams: Option<Arc<StreamPool>>,
 }
 
 impl ResourceHome {
-    /// A device, and no streams.
+    /// Creates a home without streams.
     #[must_use]
     pub fn new(device: Arc<CudaDevice>) -> Self {
         Self { device, streams: None }
     }
 
-    /// The same with the streams that ids name.
+    /// Sets the streams.
     #[must_use]
     pub fn with_streams(mut self, streams: Arc<StreamPool>) -> Self {
         self.streams = Some(streams);
         self
     }
 
-    /// Why a part on `device`, whose ids name streams of `streams`, cannot be put together with a resource of this home.
+    /// Returns why a part on `device` with the stream pool `streams` cannot be combined with a resource of this home.
     ///
-    /// Ids are compared by the pool that issued them: [`StreamId::DEFAULT`](super::StreamId::DEFAULT) names a stream in every pool.
+    /// The pools are compared, not the ids: [`StreamId::DEFAULT`](super::StreamId::DEFAULT) is a stream of every pool.
     pub(crate) fn misfit(&self, device: &CudaDevice, streams: &StreamPool) -> Option<String> {
         if !self.device.is_same(device) {
             return Some(format!(

@@ -1,12 +1,12 @@
-//! Counters, and the hook by which physical memory is metered.
+//! Counters, and the hook that meters physical memory.
 
 use std::time::Duration;
 
 use super::{ResourceError, ResourceResult};
 
-/// Told of the physical memory a resource takes from its device and returns to it.
+/// Meters the physical memory that a resource takes and returns.
 ///
-/// Blocks are metered elsewhere: this counts segments, driver pools and raw allocations, cached or not.
+/// It counts segments, driver pools and raw allocations, cached or not; it does not count blocks.
 pub trait PhysicalMeter: Send + Sync {
     /// Called before `bytes` are taken. An error refuses them.
     fn take(&self, bytes: usize) -> ResourceResult<()>;
@@ -14,8 +14,8 @@ pub trait PhysicalMeter: Send + Sync {
     /// Called after `bytes` were returned.
     fn give(&self, bytes: usize);
 
-    /// Called before a request is refused with `error`: asks other holders of the device to return what they have cached, and waits at
-    /// most `limit` for that. Returns whether another attempt is worthwhile.
+    /// Called before a request is refused with `error`. Asks other processes to return cached memory, and waits at most `limit` for it.
+    /// Returns whether another attempt is worthwhile.
     fn relieve(&self, _error: &ResourceError, _limit: Duration) -> bool {
         false
     }
@@ -32,21 +32,21 @@ pub trait PhysicalMeter: Send + Sync {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct MemoryUse {
-    /// Bytes of live blocks, and what their granules have beyond them.
+    /// Bytes of live blocks, and the remainders of their granules.
     pub live: usize,
-    /// Bytes in no block, on which no work is pending. A trim returns those whose granule has nothing else.
+    /// Free bytes without pending work. A trim returns the granules that consist of them.
     pub cached: usize,
-    /// Bytes that were freed and wait for work on streams.
+    /// Freed bytes that wait for work on streams.
     pub pending: usize,
 }
 
 impl MemoryUse {
-    /// All bytes.
+    /// Returns the sum.
     pub fn physical(&self) -> usize {
         self.live.saturating_add(self.cached).saturating_add(self.pending)
     }
 
-    /// Divides `physical` bytes: what is neither cached nor pending is live.
+    /// Divides `physical` bytes: those that are neither cached nor pending are live.
     #[must_use]
     pub fn of_physical(physical: usize, cached: usize, pending: usize) -> Self {
         let cached = cached.min(physical);
@@ -55,7 +55,7 @@ impl MemoryUse {
     }
 }
 
-/// Counters of a resource. What a resource does not count is 0.
+/// Counters of a resource. A counter that the resource does not keep is 0.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct ResourceStatistics {
@@ -63,31 +63,31 @@ pub struct ResourceStatistics {
     pub bytes_outstanding: usize,
     /// Live blocks.
     pub live_blocks: usize,
-    /// Blocks returned whose free has not been counted.
+    /// Freed blocks whose free has not been counted as complete.
     pub retired_blocks: usize,
-    /// Blocks handed out so far.
+    /// Blocks allocated so far.
     pub allocations: u64,
-    /// Blocks returned so far.
+    /// Blocks freed so far.
     pub deallocations: u64,
     /// Events recorded to order streams.
     pub events_recorded: u64,
     /// Waits queued on streams.
     pub waits_inserted: u64,
-    /// Waits that were needed for order but already implied.
+    /// Waits that were not queued because earlier ones imply them.
     pub waits_elided: u64,
 }
 
 /// Memory that a resource holds and no block occupies.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct FreeSpace {
-    /// All of it.
+    /// The size of all of it.
     pub bytes: usize,
-    /// The largest piece.
+    /// The size of the largest range.
     pub largest: usize,
 }
 
 impl FreeSpace {
-    /// 0 for one piece, towards 1 for many.
+    /// Returns the part of the free memory outside the largest range: 0 for a single range, towards 1 for many small ones.
     pub fn fragmentation(&self) -> f64 {
         if self.bytes == 0 { 0.0 } else { 1.0 - self.largest as f64 / self.bytes as f64 }
     }

@@ -1,8 +1,8 @@
-//! What a memory resource is, and the words everything ordered on a stream shares.
+//! The trait [`DeviceMemoryResource`] and the types that its calls share.
 //!
-//! A [`DeviceMemoryResource`] hands out [`DeviceBlock`]s in stream order. Resources stack: a budget, a log or a guard is a
-//! decorator, which wraps an inner resource ([`DeviceMemoryResource::inner_resource`]). A resource's own record is the truth about
-//! a block; what a caller passes is a claim that is checked by (device, address, generation) and nothing else.
+//! A resource allocates [`DeviceBlock`]s in stream order. Resources stack: a budget, a log or a guard is a decorator, which wraps an
+//! inner resource ([`DeviceMemoryResource::inner_resource`]). The resource's metadata is authoritative; a block that a caller passes
+//! is validated by device, address and generation.
 
 mod block;
 mod cap;
@@ -26,7 +26,7 @@ pub use meter::{FreeSpace, MemoryUse, PhysicalMeter, ResourceStatistics};
 pub use segments::{SegmentRange, SegmentWatcher};
 pub use xlog_driver::Access;
 
-/// What a resource calls when it has taken memory from the device; see [`DeviceMemoryResource::on_growth`].
+/// The function that a resource calls after it took memory from the device; see [`DeviceMemoryResource::on_growth`].
 pub type GrowthHook = Arc<dyn Fn(Duration) + Send + Sync>;
 
 pub(crate) use block::SLOT_BITS;
@@ -34,29 +34,30 @@ pub(crate) use cap::{CapSlot, refused_by_cap};
 pub(crate) use forward::forward_plain;
 pub(crate) use trust::{Seal, check_memory};
 
-/// The alignment every block has at least.
+/// The minimum alignment of a block.
 pub const MIN_ALIGN: usize = 256;
 
-/// Hands out device memory in stream order.
+/// Allocates device memory in stream order.
 ///
-/// `allocate` and `deallocate` name a stream and are ordered on it; a use on another stream is announced by the hooks
-/// ([`prepare_block_use`](Self::prepare_block_use), [`finish_block_use`](Self::finish_block_use)), where the resource tracks
-/// them. The hooks' defaults refuse: silent success on a backend that tracks nothing would be believed.
+/// `allocate` and `deallocate` are ordered on the stream that they name. Three hooks order uses on other streams:
+/// [`prepare_block_use`](Self::prepare_block_use), [`finish_block_use`](Self::finish_block_use) and
+/// [`record_block_use`](Self::record_block_use). The default hooks return an error: a resource that tracks nothing must not report
+/// success.
 ///
-/// Refusals change nothing: an unknown stream is [`ResourceError::StreamMisuse`], another device's block
-/// [`ResourceError::Driver`], anything but the live block at that address [`ResourceError::UseAfterFree`].
+/// A refused call changes nothing. An unknown stream is [`ResourceError::StreamMisuse`], a block of another device
+/// [`ResourceError::Driver`], a block that is not the live one at its address [`ResourceError::UseAfterFree`].
 ///
 /// # Decorators
 ///
-/// A decorator implements the four required methods and [`inner_resource`](Self::inner_resource). Every other method then forwards to
-/// the inner resource, so a method that is added to this trait is forwarded too. A decorator overrides what it changes. Two
-/// methods hand out blocks, and a decorator that acts on allocations overrides both: [`allocate`](Self::allocate) and
-/// [`allocate_request`](Self::allocate_request). The batch forms and [`deallocate_with_state`](Self::deallocate_with_state) are
-/// composed of the decorator's own single forms.
-/// docs/decorators.md has an example. The conformance suite (`xlog_conformance::Suite::of_decorator`) names what a decorator does not
-/// forward.
+/// A decorator implements the four required methods and [`inner_resource`](Self::inner_resource). The default methods forward to the
+/// inner resource, so a method that is added to this trait is forwarded too. A decorator that acts on allocations overrides both
+/// [`allocate`](Self::allocate) and [`allocate_request`](Self::allocate_request). The batch forms and
+/// [`deallocate_with_state`](Self::deallocate_with_state) are composed of the decorator's own single forms.
+///
+/// docs/decorators.md has an example. The conformance suite (`xlog_conformance::Suite::of_decorator`) finds calls that a decorator
+/// does not forward.
 pub trait DeviceMemoryResource: Send + Sync {
-    /// A live block of at least `bytes`, usable on `stream` at once. Zero bytes are refused.
+    /// Allocates a live block of at least `bytes`, usable on `stream` at once. Zero bytes are refused.
     fn allocate(
         &self,
         bytes: usize,
@@ -66,37 +67,35 @@ pub trait DeviceMemoryResource: Send + Sync {
 
     /// Frees a block on its allocation stream, after every recorded use.
     ///
-    /// The block is consumed either way. If the driver fails half way the error is returned, the block stays
-    /// [`BlockState::Retired`], and a later reap finishes the free.
+    /// The block is consumed even if the call fails. If the driver fails, the block stays [`BlockState::Retired`], and a later reap
+    /// finishes the free.
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()>;
 
-    /// The device whose memory this is.
+    /// Returns the ordinal of the device that has the memory.
     fn device_ordinal(&self) -> u32;
 
-    /// Bytes of live blocks, and of retired ones that are not yet freed.
+    /// Returns the bytes of live blocks, and of retired blocks that are not yet freed.
     fn bytes_outstanding(&self) -> usize;
 
-    /// The resource that this one decorates; `None` for a resource that takes memory itself.
-    ///
-    /// The default methods forward to it.
+    /// Returns the resource that this one decorates, to which the default methods forward; `None` for a resource that takes memory itself.
     #[inline]
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         None
     }
 
-    /// Waits until every free already queued has completed and counts it. Blocks held by an open use are skipped.
+    /// Waits until every queued free has completed, and counts it. Skips blocks with an open use.
     ///
-    /// One stream's failure loses no byte and can be tried again.
+    /// If a stream fails, its frees stay queued, and a later call retries them.
     fn reap_pending(&self) -> ResourceResult<()> {
         self.inner_resource().map_or(Ok(()), |inner| inner.reap_pending())
     }
 
-    /// [`reap_pending`](Self::reap_pending) that never waits: counts what has completed.
+    /// [`reap_pending`](Self::reap_pending) that never waits: counts the frees that have completed.
     fn reap_completed(&self) -> ResourceResult<()> {
         self.inner_resource().map_or(Ok(()), |inner| inner.reap_completed())
     }
 
-    /// Work of unknown access on `use_stream` touches the block: the free and every later use wait for it.
+    /// Records that queued work on `use_stream` uses the block in an unknown way. The free and every later use wait for that work.
     fn record_block_use(&self, block: &DeviceBlock, use_stream: StreamId) -> ResourceResult<()> {
         match self.inner_resource() {
             Some(inner) => inner.record_block_use(block, use_stream),
@@ -104,15 +103,15 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// True exactly where the three hooks are real.
+    /// Returns whether the three hooks track uses.
     fn supports_block_use_tracking(&self) -> bool {
         self.inner_resource().is_some_and(|inner| inner.supports_block_use_tracking())
     }
 
-    /// Before work is queued on `use_stream`: makes that stream wait for what the work must follow, and opens the use.
+    /// Opens a use before its work is queued, and makes `use_stream` wait for what the use depends on.
     ///
-    /// Until the block's own stream has announced a use, it may work on the block without hooks: the first prepare of another stream
-    /// follows everything that the own stream has queued by then.
+    /// Until its first prepare, the allocation stream may use the block without hooks: the first prepare of another stream waits for
+    /// everything that is queued on the allocation stream by then.
     #[inline]
     fn prepare_block_use(
         &self,
@@ -126,10 +125,10 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// After it is queued, or failed to be: remembers the work and closes the use.
+    /// Closes a use after its work was queued, or failed to be.
     ///
-    /// A finish of an open use closes it, also where it returns an error: [`ResourceError::UseAfterFree`] and
-    /// [`ResourceError::StreamMisuse`] say that there was no such use.
+    /// An open use is closed even if the call returns an error. [`ResourceError::UseAfterFree`] and [`ResourceError::StreamMisuse`] mean
+    /// that there was no such use.
     #[inline]
     fn finish_block_use(
         &self,
@@ -143,29 +142,29 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// The truth about a block, by identity.
+    /// Returns the state of a block.
     #[inline]
     fn block_state(&self, block: BlockId) -> BlockState {
         self.inner_resource().map_or(BlockState::Freed, |inner| inner.block_state(block))
     }
 
-    // The methods below are additions to the contract; every default is right for a resource that knows nothing of them.
+    // The methods below extend the contract. Each default is correct for a resource that does not override it.
 
-    /// [`deallocate`](Self::deallocate), and what has become of the block: [`block_state`](Self::block_state) right after it.
+    /// [`deallocate`](Self::deallocate) that returns the [`block_state`](Self::block_state) right after it.
     ///
-    /// For decorators, which pass a block on: by reference it is not copied at every step. It is freed all the same, and names nothing
-    /// from then on.
+    /// For decorators: the block is passed by reference, so no layer copies it. It is freed as if it were passed by value.
     #[inline]
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
         let id = BlockId::from_block(block);
         self.deallocate(DeviceBlock { ..*block }).map(|()| self.block_state(id))
     }
 
-    /// Runs `work` once while the block cannot be freed. Anything but the live block at its address is refused, and nothing runs.
+    /// Runs `work` once while the block cannot be freed. If the block is not the live one at its address, returns an error without
+    /// running `work`.
     ///
-    /// A free meanwhile retires the block and completes afterwards. Unlike an open use, no other thread can end this: copies of buffers
-    /// run in it. The default asks [`block_state`](Self::block_state) first; another thread may free the block between the answer and
-    /// the work.
+    /// A concurrent free retires the block and completes after `work`. Unlike an open use, no other thread can end this: copies of
+    /// buffers rely on it. The default only checks [`block_state`](Self::block_state) first; another thread may free the block after
+    /// the check.
     fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
         if let Some(inner) = self.inner_resource() {
             return inner.while_live(block, work);
@@ -177,16 +176,15 @@ pub trait DeviceMemoryResource: Send + Sync {
         Ok(())
     }
 
-    /// Whether every block lies in memory of the device: known of this library's resources only.
+    /// Returns whether every block is known to lie in memory of the device: true for this library's resources only.
     ///
-    /// Sealed: the argument cannot be named outside of this crate, so no other resource can override the answer, or forward it.
+    /// Sealed: other crates cannot name the argument, so their resources can neither override this method nor forward it.
     #[doc(hidden)]
     fn is_trusted(&self, _seal: Seal) -> bool {
         false
     }
 
-    /// [`finish_block_use`](Self::finish_block_use) for all blocks of one launch. One failure does not stop the others; the
-    /// first is returned.
+    /// [`finish_block_use`](Self::finish_block_use) for all blocks of one launch. Closes all of them; returns the first error.
     fn finish_block_uses(
         &self,
         uses: &[(BlockId, Access)],
@@ -195,11 +193,12 @@ pub trait DeviceMemoryResource: Send + Sync {
         finish_one_by_one(self, uses, use_stream)
     }
 
-    /// Allocates what `request` describes. With a reservation, its bytes pay, and the budget that gave it checks nothing.
+    /// Allocates what `request` describes. If a reservation is given, the block is charged to it, and its budget does not check the
+    /// limit again.
     ///
-    /// The default asks [`allocate`](Self::allocate) for a plain request, and the inner resource for an alignment above [`MIN_ALIGN`] and
-    /// out of a reservation. Its blocks are ordered at once: a decorator that does not work on the memory forwards the whole request,
-    /// so that the resource below sees [`is_tracked`](AllocRequest::is_tracked).
+    /// The default calls [`allocate`](Self::allocate). If the alignment is above [`MIN_ALIGN`] or a reservation is given, it calls the
+    /// inner resource instead, with [`is_tracked`](AllocRequest::is_tracked) cleared. A decorator that does not access the memory itself
+    /// should forward the whole request.
     fn allocate_request(
         &self,
         request: AllocRequest,
@@ -227,7 +226,7 @@ pub trait DeviceMemoryResource: Send + Sync {
         ))
     }
 
-    /// Several blocks at once, all or none.
+    /// Allocates several blocks, all or none.
     fn allocate_batch(
         &self,
         sizes: &[usize],
@@ -247,7 +246,7 @@ pub trait DeviceMemoryResource: Send + Sync {
         Ok(blocks)
     }
 
-    /// Frees several blocks. All are consumed; the first error is returned.
+    /// Frees several blocks. All are consumed; returns the first error.
     fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
         let mut outcome = Ok(());
         for block in blocks {
@@ -257,20 +256,18 @@ pub trait DeviceMemoryResource: Send + Sync {
         outcome
     }
 
-    /// What a request of `bytes` with this alignment will be charged.
+    /// Returns the bytes that a request of `bytes` with this alignment is charged.
     #[inline]
     fn charge_for(&self, bytes: usize, align: usize) -> usize {
         self.inner_resource().map_or(bytes, |inner| inner.charge_for(bytes, align))
     }
 
-    /// The device and the streams this resource works on, for what is stacked on it and queues work of its own.
-    ///
-    /// `None` where a resource does not say.
+    /// Returns the device and the streams of this resource, for layers above it that queue work of their own; `None` if unknown.
     fn home(&self) -> Option<ResourceHome> {
         self.inner_resource()?.home()
     }
 
-    /// Counters, cheap to read.
+    /// Returns the counters. Reading them is cheap.
     fn statistics(&self) -> ResourceStatistics {
         let inner = self.inner_resource().map(|inner| inner.statistics());
         ResourceStatistics {
@@ -279,14 +276,14 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// Gives cached memory back to the device; returns how many bytes.
+    /// Returns cached memory to the device. Returns the number of bytes.
     fn trim(&self) -> ResourceResult<usize> {
         self.inner_resource().map_or(Ok(0), |inner| inner.trim())
     }
 
-    /// From now on, tells `meter` of the physical memory this resource takes from the device and returns to it.
+    /// Reports the physical memory that this resource takes from the device and returns to it to `meter`, from now on.
     ///
-    /// What is held already is announced at once. A resource that takes none itself refuses.
+    /// Memory that it already holds is reported at once. A resource that takes no physical memory refuses.
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         match self.inner_resource() {
             Some(inner) => inner.meter_physical(meter),
@@ -297,10 +294,10 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// From now on, holds no more physical memory of the device than `cap`, rounded up to the granules in which it takes memory.
+    /// Limits the physical memory that this resource holds to `cap`, rounded up to its granules.
     ///
-    /// What is held already stays. Several caps all hold, each until its last `Arc` is dropped. A resource that takes none itself
-    /// refuses.
+    /// Memory above the cap that it already holds stays. The smallest of several caps applies; each ends with its last `Arc`. A resource
+    /// that takes no physical memory refuses.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         match self.inner_resource() {
             Some(inner) => inner.cap_physical(cap),
@@ -311,20 +308,19 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// From now on, tells `watcher` of the segments that this resource takes from the device and returns to it, beginning with those it
-    /// holds. False where it has none, or does not know their addresses.
+    /// Reports the segments that this resource holds, takes from the device and returns to it to `watcher`, from now on. Returns false if
+    /// it has none, or does not know their addresses.
     fn watch_segments(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
         self.inner_resource().is_some_and(|inner| inner.watch_segments(watcher))
     }
 
-    /// The physical memory that this resource holds of its device, cached or not, where it knows: what a
-    /// [cap](Self::cap_physical) is about.
+    /// Returns the physical memory that this resource holds, cached or not, which a [cap](Self::cap_physical) limits; `None` if unknown.
     fn physical_bytes(&self) -> Option<usize> {
         self.inner_resource()?.physical_bytes()
     }
 
-    /// [`trim`](Self::trim) because another process needs the memory. It never waits. On busy streams it marks the work queued so far, so
-    /// that a later call finds what has completed by then.
+    /// [`trim`](Self::trim) for another process that needs the memory. It never waits. It marks the queued work of busy streams, so that
+    /// a later call can return the memory once that work has completed.
     fn trim_under_pressure(&self) -> ResourceResult<usize> {
         match self.inner_resource() {
             Some(inner) => inner.trim_under_pressure(),
@@ -332,19 +328,19 @@ pub trait DeviceMemoryResource: Send + Sync {
         }
     }
 
-    /// Returns memory to the device that has been idle for a while at `now`, if the resource does so by itself. Returns the
-    /// number of bytes.
+    /// Returns memory to the device that has been idle for the resource's decay time at `now`. Returns the number of bytes; 0 if the
+    /// resource keeps idle memory.
     fn return_idle(&self, now: Instant) -> ResourceResult<usize> {
         self.inner_resource().map_or(Ok(0), |inner| inner.return_idle(now))
     }
 
-    /// Has `hook` called whenever the resource has taken memory from the device, with the interval in which
-    /// [`return_idle`](Self::return_idle) is to be called from then on. False if the resource keeps idle memory.
+    /// Calls `hook` whenever the resource has taken memory from the device, with the interval at which to call
+    /// [`return_idle`](Self::return_idle) from then on. Returns false if the resource keeps idle memory.
     fn on_growth(&self, hook: GrowthHook) -> bool {
         self.inner_resource().is_some_and(|inner| inner.on_growth(hook))
     }
 
-    /// How the physical memory of this resource divides into live, cached and pending, where it knows.
+    /// Divides the physical memory of this resource into live, cached and pending; `None` if unknown.
     fn memory_use(&self) -> Option<MemoryUse> {
         if let Some(inner) = self.inner_resource() {
             return inner.memory_use();
@@ -354,20 +350,20 @@ pub trait DeviceMemoryResource: Send + Sync {
         Some(MemoryUse::of_physical(physical, cached, 0))
     }
 
-    /// What this resource could hand out without taking more from the device, where it knows.
+    /// Returns the memory that this resource holds and no block occupies; `None` if unknown.
     fn free_space(&self) -> Option<FreeSpace> {
         self.inner_resource()?.free_space()
     }
 
-    /// True where no two blocks that are live or retired share the low bits of their generation: a place of their own.
+    /// Returns whether no two live or retired blocks share the slot bits of their generation.
     fn places_blocks(&self) -> bool {
         self.inner_resource().is_some_and(|inner| inner.places_blocks())
     }
 
-    /// Sets bytes of a budget aside, all or none; `None` where there is no budget.
+    /// Reserves bytes of a budget, all or none; `None` if there is no budget.
     ///
-    /// The default refuses with [`ResourceError::Unsupported`] where there is no inner resource: a resource that takes memory itself
-    /// answers `Ok(None)`, and a decorator names its inner resource, which may be a budget.
+    /// Without an inner resource the default is [`ResourceError::Unsupported`]. A resource that takes memory itself and has no budget
+    /// returns `Ok(None)`.
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         match self.inner_resource() {
             Some(inner) => inner.reserve_budget(bytes),
@@ -380,7 +376,7 @@ pub trait DeviceMemoryResource: Send + Sync {
     }
 }
 
-/// Finishes several uses by the single form: all of them, and the first error.
+/// Finishes several uses one by one. Returns the first error.
 pub(crate) fn finish_one_by_one<R: DeviceMemoryResource + ?Sized>(
     resource: &R,
     uses: &[(BlockId, Access)],

@@ -1,6 +1,6 @@
-//! Who is told of the segments that a resource takes from the device and returns to it.
+//! Notifications about the segments that a resource takes from the device and returns to it.
 
-/// A range of device memory that a resource holds, in use or not.
+/// A range of device memory that a resource holds, whether blocks occupy it or not.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SegmentRange {
     /// The first address.
@@ -9,9 +9,9 @@ pub struct SegmentRange {
     pub bytes: u64,
 }
 
-/// Is told of segments; see [`DeviceMemoryResource::watch_segments`](super::DeviceMemoryResource::watch_segments).
+/// Receives segment notifications; see [`DeviceMemoryResource::watch_segments`](super::DeviceMemoryResource::watch_segments).
 ///
-/// The calls come from any thread, after the driver's, and must not call the resource.
+/// Any thread may notify, after the driver call. An implementation must not call the resource.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,15 +43,15 @@ pub struct SegmentRange {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait SegmentWatcher: Send + Sync {
-    /// A range was taken from the device.
+    /// Called after a range was taken from the device.
     fn taken(&self, segment: SegmentRange);
 
-    /// Ranges may be returned now. The answer is passed to [`returned`](Self::returned) for each that was: a place in a history that is
-    /// before everything that is taken at those addresses later.
+    /// Called before ranges are returned to the device. The result is passed to [`returned`](Self::returned) for each of them. It orders
+    /// the return before any later segment at those addresses.
     fn ticket(&self) -> u64 {
         0
     }
 
-    /// A range was returned: a segment, a part of one, or several that are adjacent.
+    /// Called after a range was returned: a segment, a part of one, or several adjacent ones.
     fn returned(&self, segment: SegmentRange, ticket: u64);
 }

@@ -1,16 +1,16 @@
-//! Which addresses typed buffers believe.
+//! Validation of addresses from untrusted resources.
 //!
-//! Typed buffers read and write what a resource hands out, in safe code. This library's resources are trusted: their blocks lie in memory of
-//! their device. Blocks of any other resource, also of a decorator around one of ours, are compared with what the driver knows.
+//! Typed buffers access the blocks of a resource in safe code. This library's resources are trusted: their blocks lie in memory of
+//! their device. The driver must know the blocks of any other resource, including decorators that other crates implement.
 
 use super::{DeviceBlock, ResourceError, ResourceResult};
 use crate::CudaDevice;
 
-/// Makes a method of a public trait one that only this crate can implement or call.
+/// Seals a method of a public trait: only this crate can implement or call it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seal(pub(crate) ());
 
-/// Fails unless the driver knows the first `bytes` bytes of a block as memory of this device.
+/// Checks that the driver knows the first `bytes` bytes of a block as memory of this device.
 pub(crate) fn check_memory(
     device: &CudaDevice,
     block: &DeviceBlock,

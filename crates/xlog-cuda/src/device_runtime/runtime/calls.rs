@@ -1,4 +1,4 @@
-//! The runtime's calls on its resource. Each fails with the verdict of the construction if the parts do not fit together.
+//! The runtime's calls on its resource. If the parts do not fit together, each returns the error that the construction found.
 
 use std::panic::Location;
 
@@ -12,7 +12,7 @@ use crate::device_runtime::resource::{
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
 
 impl XlogDeviceRuntime {
-    /// The resource, if the parts fit together. With captures or graphs, what stands before it.
+    /// Returns the resource if the parts fit together, or the graph router while there are captures or graphs.
     #[inline]
     pub(crate) fn checked(&self) -> ResourceResult<&dyn DeviceMemoryResource> {
         if self.core.graphs.detour.any(Detour::MISMATCH | Detour::GRAPHS) {
@@ -29,7 +29,7 @@ impl XlogDeviceRuntime {
         }
     }
 
-    /// The resource, or what stands before it with captures or graphs.
+    /// Returns the resource, or the graph router while there are captures or graphs.
     fn routed(&self) -> &dyn DeviceMemoryResource {
         match self.core.graphs.detour.any(Detour::GRAPHS) {
             true => &*self.core.graphs,
@@ -37,7 +37,7 @@ impl XlogDeviceRuntime {
         }
     }
 
-    /// Allocates by `call` from the resource, if the parts fit together. A log below names `site` in its record.
+    /// Allocates by `call` from the resource, if the parts fit together. A logging layer records `site`.
     #[inline]
     pub(crate) fn allocate_at<T>(
         &self,
@@ -87,14 +87,16 @@ impl XlogDeviceRuntime {
         allocated
     }
 
-    /// [`DeviceMemoryResource::deallocate`]. On a stream of a capture that other code has begun and that was not joined it is
-    /// [`CaptureError::NotJoined`]: a reap frees the block once that capture has ended.
+    /// [`DeviceMemoryResource::deallocate`].
+    ///
+    /// If other code captures the block's stream and the capture was not joined, this is [`CaptureError::NotJoined`]: a reap frees the
+    /// block once that capture has ended.
     pub fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
         self.checked()?.deallocate(block).map_err(|error| self.explain_free(id, error))
     }
 
-    /// Names the capture that keeps a block from being freed now.
+    /// Replaces the driver's error by [`CaptureError::NotJoined`] if a capture delays the free.
     #[cold]
     fn explain_free(&self, block: BlockId, error: ResourceError) -> ResourceError {
         let stream = block.alloc_stream;
@@ -127,7 +129,7 @@ impl XlogDeviceRuntime {
         self.checked().ok()?.physical_bytes()
     }
 
-    /// [`DeviceMemoryResource::memory_use`]: what a trim would return, and what it would leave.
+    /// [`DeviceMemoryResource::memory_use`].
     pub fn memory_use(&self) -> Option<MemoryUse> {
         self.checked().ok()?.memory_use()
     }
@@ -181,7 +183,7 @@ impl XlogDeviceRuntime {
         self.checked()?.finish_block_uses(uses, use_stream)
     }
 
-    /// [`XlogDeviceRuntime::finish_block_uses`] for uses that were opened in this capture, or in none.
+    /// [`XlogDeviceRuntime::finish_block_uses`] for uses that were opened in `capture`, or outside of captures.
     pub(crate) fn finish_opened_uses(
         &self,
         capture: Option<u64>,
@@ -208,7 +210,7 @@ impl XlogDeviceRuntime {
 
     /// [`XlogDeviceRuntime::prepare_block_use`] for a buffer.
     ///
-    /// An empty buffer needs no order and is `Ok`; memory that no runtime backs is [`ResourceError::StreamMisuse`].
+    /// An empty buffer has no uses and is `Ok`. Memory that no runtime backs is [`ResourceError::StreamMisuse`].
     pub fn prepare_first_use<T: DeviceRepr>(
         &self,
         slice: &TrackedCudaSlice<T>,
@@ -221,7 +223,7 @@ impl XlogDeviceRuntime {
         }
     }
 
-    /// [`XlogDeviceRuntime::finish_block_use`] for a buffer, as [`XlogDeviceRuntime::prepare_first_use`].
+    /// [`XlogDeviceRuntime::finish_block_use`] for a buffer; see [`XlogDeviceRuntime::prepare_first_use`].
     pub fn finish_first_use<T: DeviceRepr>(
         &self,
         slice: &TrackedCudaSlice<T>,
@@ -235,7 +237,7 @@ impl XlogDeviceRuntime {
     }
 }
 
-/// The block of a buffer; `None` for an empty one.
+/// Returns the block of a buffer; `None` for an empty one.
 fn named<T>(slice: &TrackedCudaSlice<T>, call: &str) -> ResourceResult<Option<BlockId>> {
     match slice.id() {
         None if slice.is_foreign() => Err(ResourceError::StreamMisuse(format!(

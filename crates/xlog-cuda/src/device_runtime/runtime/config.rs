@@ -3,11 +3,11 @@
 //! | variable | accepted | meaning |
 //! |---|---|---|
 //! | `XLOG_DEVICE` | `sim`, `sim:SEED` | every ordinal n is device n of a simulated machine |
-//! | | `cuda:N`, or not set | ordinal n is GPU n, whatever N is: it only names a program's default GPU |
+//! | | `cuda:N`, or not set | ordinal n is GPU n; N only selects a program's default GPU |
 //! | `XLOG_DEVICE_RESOURCE` | `pool`, `async`, `direct` | the memory resource; `pool` unless set |
 //! | `XLOG_DEVICE_SANITIZER` | `auto`, or not set | a pool works for a memory checker if one is attached, see [`PoolSanitizer`] |
-//! | | `on`, `off` | it does, or does not; the other resources are visible to checkers as they are |
-//! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the most that blocks of this process may take |
+//! | | `on`, `off` | it always does, or never does; the other resources need no setting |
+//! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the maximum bytes of blocks |
 //! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
 //! | `XLOG_DEVICE_QUOTA` | a [`ByteSize`] | the quota of this process in the ledger, where an administrator can change it |
 //! | `XLOG_DEVICE_QUOTA_NAME` | text | the name of that quota, which `xlogmem top` shows |
@@ -15,11 +15,9 @@
 //! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation; `%p` is the process, `%d` the device |
 //! | `XLOG_DEVICE_STACKS` | `off`, `all`, `sampled:N` | which allocations have a stack, in statistics and log; `off` unless set |
 //!
-//! A runtime that [`XlogDeviceRuntime::open`] builds takes the ledger and the quota from the environment, and nothing else: they are limits
-//! that the process was given, whatever it opens.
+//! [`XlogDeviceRuntime::open`] reads only the ledger and the quota from the environment: they are limits of the process.
 //!
-//! A value that is not accepted is an error that names it, never a silent default: a program that was configured to keep a log and
-//! does not is worse than one that refuses to start.
+//! A value that is not accepted is an error that names it, never a silent default.
 
 #[cfg(feature = "guard")]
 mod guard;
@@ -50,7 +48,7 @@ use crate::{ByteSize, CudaDevice, DeviceSpec, Result, XlogError};
 /// The environment variable that names the memory resource of shared runtimes.
 pub const RESOURCE_VARIABLE: &str = "XLOG_DEVICE_RESOURCE";
 
-/// The environment variable for whether pools of shared runtimes work for a memory checker.
+/// The environment variable that makes pools of shared runtimes work for a memory checker.
 pub const SANITIZER_VARIABLE: &str = "XLOG_DEVICE_SANITIZER";
 
 /// The environment variable that limits shared runtimes.
@@ -68,11 +66,11 @@ pub const QUOTA_NAME_VARIABLE: &str = "XLOG_DEVICE_QUOTA_NAME";
 /// The environment variable that selects the guard of shared runtimes.
 pub const GUARD_VARIABLE: &str = "XLOG_DEVICE_GUARD";
 
-/// Names the file that a shared runtime logs every operation to: `FILE.xtrace`, or `FILE.csv`, where `%p` stands for the process
-/// and `%d` for the device.
+/// The environment variable for the log file of shared runtimes: `FILE.xtrace` or `FILE.csv`, where `%p` is the process and `%d` the
+/// device.
 pub const LOG_VARIABLE: &str = "XLOG_DEVICE_LOG";
 
-/// The environment variable for which allocations of shared runtimes have a stack, in their statistics and log.
+/// The environment variable that selects the allocations of shared runtimes that have a stack, in their statistics and log.
 pub const STACKS_VARIABLE: &str = "XLOG_DEVICE_STACKS";
 
 /// The configuration of a runtime, and its builder.
@@ -95,21 +93,21 @@ pub struct RuntimeConfig {
     pub resource: ResourceKind,
     /// The settings of the pool, if that is the resource.
     pub pool: PoolConfig,
-    /// Whether a pool works for a memory checker. Replaces the setting in [`RuntimeConfig::pool`], unless this is `Automatic` and
-    /// that is `On`.
+    /// Whether a pool works for a memory checker. `Automatic` replaces only `Off` in [`RuntimeConfig::pool`]; any other value replaces it.
     pub sanitizer: PoolSanitizer,
     /// The maximum number of streams leased at a time, without the default one; 0 counts as 1.
     pub max_streams: usize,
     /// The maximum bytes of blocks; `None` is what the device and the ledger allow. A percentage is of the device's memory.
     pub budget: Option<ByteSize>,
-    /// The part of the device's memory that is left to others; `None` is 1 GiB, or a sixteenth of a device with less than 16 GiB.
+    /// The part of the device's memory that is left to other users; `None` is 1 GiB, or a sixteenth of a device with less than 16 GiB.
     pub reserve: Option<ByteSize>,
     /// The ledger to join.
     pub ledger: LedgerSetting,
-    /// The limit of a ledger that this runtime creates; `None` is the budget if the ledger was named, else what the device allows.
+    /// The limit of a ledger that this runtime creates; `None` is the budget if the ledger was named and there is no quota, else what the
+    /// device allows.
     pub ledger_limit: Option<ByteSize>,
-    /// The quota of this process in the ledger: the most physical memory that it may hold. `xlogmem ledger` changes it while the process
-    /// runs. `None` is no limit beside the one of the ledger. A percentage is of the ledger's limit.
+    /// The quota of this process in the ledger: the maximum physical memory that it may hold. `xlogmem ledger` changes it while the
+    /// process runs. `None` sets no quota. A percentage is of the ledger's limit.
     pub quota: Option<ByteSize>,
     /// The name of the quota, which `xlogmem top` shows.
     pub quota_name: Option<String>,
@@ -123,7 +121,7 @@ pub struct RuntimeConfig {
     pub log_rotate_bytes: Option<u64>,
     /// The number of finished log files that are kept.
     pub log_keep: u32,
-    /// Whether the log has a record for every use of a block, too.
+    /// Whether uses of blocks are logged too.
     pub log_uses: bool,
     /// What the statistics store.
     pub statistics: StatisticsConfig,
@@ -162,8 +160,7 @@ impl Default for RuntimeConfig {
 impl RuntimeConfig {
     /// Reads the environment; variables that are not set leave the default.
     ///
-    /// `XLOG_DEVICE=cuda:N` names the default GPU of a program. It does not move other ordinals there, so it leaves
-    /// [`RuntimeConfig::device`] at `None`.
+    /// `XLOG_DEVICE=cuda:N` selects a program's default GPU, not the device of an ordinal. It leaves [`RuntimeConfig::device`] at `None`.
     pub fn from_environment() -> Result<Self> {
         let device = DeviceSpec::from_environment()?.filter(|spec| spec.is_simulated());
         let mut config = Self { device, ..Self::default() };
@@ -185,7 +182,7 @@ impl RuntimeConfig {
         Ok(config)
     }
 
-    /// Takes the ledger, the quota and its name from the environment; variables that are not set change nothing.
+    /// Sets the ledger, the quota and its name from the environment; variables that are not set change nothing.
     pub fn with_quota_from_environment(mut self) -> Result<Self> {
         if let Some(ledger) = variable(LEDGER_VARIABLE)? {
             self.ledger = ledger;
@@ -206,21 +203,21 @@ impl RuntimeConfig {
     }
 
     xlog_base::setters! {
-        /// The device. A GPU of a shared runtime must be the one whose number is the runtime's ordinal.
+        /// Sets the device. A GPU of a shared runtime must be the one whose number is the runtime's ordinal.
         with_device(device: DeviceSpec) { device: Some(device) }
-        /// The memory resource.
+        /// Sets the memory resource.
         with_resource(resource: ResourceKind) { resource: resource }
         /// Sets the settings of the pool.
         with_pool(pool: PoolConfig) { pool: pool }
-        /// Whether a pool works for a memory checker.
+        /// Sets whether a pool works for a memory checker.
         with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
         /// Sets the maximum number of streams leased at a time, without the default one.
         with_max_streams(max_streams: usize) { max_streams: max_streams }
         /// Sets the maximum bytes of blocks.
         with_budget(budget: ByteSize) { budget: Some(budget) }
-        /// Sets the part of the device's memory that is left to others.
+        /// Sets the part of the device's memory that is left to other users.
         with_reserve(reserve: ByteSize) { reserve: Some(reserve) }
-        /// The ledger to join.
+        /// Sets the ledger to join.
         with_ledger(ledger: LedgerSetting) { ledger: ledger }
         /// Sets the limit of a ledger that this runtime creates. An existing ledger keeps its limit.
         with_ledger_limit(limit: ByteSize) { ledger_limit: Some(limit) }
@@ -271,8 +268,8 @@ impl RuntimeConfig {
         self
     }
 
-    /// Puts a layer of your own around everything configured so far: budget, log, and layers added before. It is called once
-    /// for each runtime built. docs/decorators.md shows how to write one.
+    /// Adds a layer around the budget, the log and the layers added before. `wrap` is called once for each runtime that is built.
+    /// docs/decorators.md shows how to write a layer.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -306,7 +303,7 @@ impl RuntimeConfig {
         self
     }
 
-    /// The device of the runtime of `ordinal`.
+    /// Returns the device of the runtime of `ordinal`.
     pub(super) fn device_of(&self, ordinal: u32) -> DeviceSpec {
         self.device.unwrap_or(DeviceSpec::Cuda(ordinal as usize))
     }

@@ -1,4 +1,4 @@
-//! The shared parts of a runtime: whether they fit together, whether their addresses are trusted, and what happens at the end.
+//! The shared parts of a runtime: the check that they fit together, their start, and the report of leaks at their end.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,7 +18,7 @@ use crate::device_runtime::resource::{DeviceMemoryResource, ResourceError};
 use crate::device_runtime::statistics::Statistics;
 use crate::device_runtime::stream_pool::StreamPool;
 
-/// The shared parts of a runtime. Buffers and recorders hold it, so they may outlive the runtime object.
+/// The shared parts of a runtime. Buffers and recorders hold it, so it may outlive the runtime object.
 pub(super) struct RuntimeCore {
     pub(super) device: Arc<CudaDevice>,
     pub(super) ordinal: u32,
@@ -26,7 +26,7 @@ pub(super) struct RuntimeCore {
     pub(super) resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
     /// Why the parts do not fit together.
     pub(super) mismatch: Option<ResourceError>,
-    /// Captures and graphs, and why calls do not go straight to the resource.
+    /// Captures, graphs, and the reasons for calls to bypass the direct path to the resource.
     pub(super) graphs: Arc<GraphRegistry>,
     /// Whether the resource's addresses are trusted without a check.
     pub(super) is_trusted: bool,
@@ -48,21 +48,24 @@ pub(super) struct Instrumentation {
 }
 
 impl RuntimeCore {
-    /// The smallest of all limits now; `None` for a runtime that was composed of parts.
     pub(super) fn effective_limit(&self) -> Option<EffectiveLimit> {
-        let seen = self.instrumentation.as_ref()?;
-        Some(seen.capacity.with_ledger(seen.ledger.limit()))
+        let instrumentation = self.instrumentation.as_ref()?;
+        Some(instrumentation.capacity.with_ledger(instrumentation.ledger.limit()))
     }
 
-    /// Begins to hear the other processes of the ledger, and to return idle memory.
+    /// Starts the listener of the ledger, and the return of idle memory.
     pub(super) fn listen(&self) {
-        // Both go through the graphs, so that what graphs of other code have left is returned too.
+        // Both call the graph router, which also returns memory that graphs of other code have left.
         let resource: Arc<dyn DeviceMemoryResource + Send + Sync> = self.graphs.clone();
         if let Some(returns) = IdleReturns::begin(&resource) {
             let _ = self.idle_returns.set(returns);
         }
-        if let Some(seen) = &self.instrumentation {
-            seen.ledger.listen(&resource, &seen.budget, &seen.statistics);
+        if let Some(instrumentation) = &self.instrumentation {
+            instrumentation.ledger.listen(
+                &resource,
+                &instrumentation.budget,
+                &instrumentation.statistics,
+            );
         }
     }
 }
@@ -73,11 +76,11 @@ impl Drop for RuntimeCore {
             if let Some(returns) = self.idle_returns.get() {
                 returns.end();
             }
-            if let Some(seen) = &self.instrumentation {
-                seen.ledger.end_listening();
+            if let Some(instrumentation) = &self.instrumentation {
+                instrumentation.ledger.end_listening();
             }
             self.graphs.sweep();
-            // Counts completed frees. A wait here could be for a stream that this thread holds.
+            // Counts completed frees. A wait could be for a stream that this thread holds.
             let _ = self.resource.reap_completed();
             let statistics = self.resource.statistics();
             let bytes = self.resource.bytes_outstanding();
@@ -105,13 +108,13 @@ impl Drop for RuntimeCore {
                 holders: self
                     .instrumentation
                     .as_ref()
-                    .map(|seen| seen.statistics.live_report().to_string()),
+                    .map(|instrumentation| instrumentation.statistics.live_report().to_string()),
             });
         });
     }
 }
 
-/// Why these parts are not of one device and one stream pool.
+/// Returns why these parts are not of one device and one stream pool.
 pub(super) fn mismatch(
     device: &CudaDevice,
     ordinal: u32,

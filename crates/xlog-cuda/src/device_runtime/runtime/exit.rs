@@ -1,7 +1,7 @@
-//! Reports at the end of the process of leaks and races that no drop can report.
+//! Reports of leaks and races at the end of the process.
 //!
-//! A shared runtime is never dropped, and a forgotten buffer keeps its runtime for ever. So every runtime and every simulated
-//! device is registered. An exit handler reports the runtimes with live blocks, by tag, and the devices with unread races.
+//! A shared runtime is never dropped, and a forgotten buffer keeps its runtime for ever: no drop can report them. So an exit handler
+//! reports the runtimes with live blocks, by tag, and the simulated devices with unread races.
 //!
 //! The handler makes no driver call, since the driver may be gone. Its wait is bounded, since a running thread may hold a lock. It
 //! does not run on `abort`, `_exit` or a signal.
@@ -17,29 +17,28 @@ use xlog_sim::SimDevice;
 use super::report::report_leak;
 use super::{LeakReport, RuntimeCore};
 
-/// The maximum time that the end of a process waits for the report.
+/// The maximum time that an ending process waits for the report.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Something with a report to make at the end of the process.
+/// A runtime or a simulated device that reports at the end of the process.
 trait Reporting: Send + Sync {
     fn report(&self);
 }
 
 struct Watched {
-    /// Gone if it has ended before the process.
     reporting: Weak<dyn Reporting>,
-    /// Its process. A fork has none of its blocks and none of its races.
+    /// The process that registered it. A forked child has none of its blocks and races.
     process: u32,
 }
 
 static WATCHED: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
-/// Reports the live blocks of a runtime at the end of the process, if the runtime is alive by then.
+/// Registers a runtime, which reports its live blocks if it is alive at the end of the process.
 pub(super) fn watch(core: &Arc<RuntimeCore>) {
     watch_reporting(core.clone());
 }
 
-/// Reports the unread races of a simulated device at the end of the process, if the device is open by then.
+/// Registers a simulated device, which reports its unread races if it is open at the end of the process.
 #[cfg(feature = "sim")]
 pub(crate) fn watch_races(sim: &Arc<SimDevice>) {
     watch_reporting(sim.clone());
@@ -70,7 +69,7 @@ impl Reporting for SimDevice {
 }
 
 fn report_all() {
-    // A thread that ends the process while it holds the list must not wait for itself.
+    // The thread that ends the process may hold the lock.
     let Some(watched) = WATCHED.try_lock() else { return };
     let process = std::process::id();
     let alive = watched.iter().filter(|watched| watched.process == process);
@@ -82,7 +81,7 @@ fn report_all() {
     let (done, wait) = mpsc::channel();
     let report = move || {
         alive.iter().for_each(|reporting| reporting.report());
-        // They end with the process, not with the last of these handles.
+        // Dropping the last handle here would call the driver.
         std::mem::forget(alive);
         let _ = done.send(());
     };
@@ -91,7 +90,7 @@ fn report_all() {
     }
 }
 
-/// The live blocks of a runtime, if it has some.
+/// Returns the leak report of a runtime with live blocks.
 fn live_blocks(core: &RuntimeCore) -> Option<LeakReport> {
     let (live_blocks, bytes, holders) = match &core.instrumentation {
         Some(instrumentation) => {

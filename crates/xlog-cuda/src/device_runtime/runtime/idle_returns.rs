@@ -1,8 +1,8 @@
-//! Returns memory that has been idle for a while, without a call of the user.
+//! The thread that returns idle memory to the device.
 //!
-//! A thread that asks the resource several times within its decay ([`DeviceMemoryResource::return_idle`]). It exists while the
-//! resource holds memory of the device: growth starts it, and it ends when there is none. Allocations and frees do no work for
-//! it. A device with a seeded scheduler has no such thread: its programs are repeated step by step.
+//! It calls [`DeviceMemoryResource::return_idle`] several times within the resource's decay time. It exists while the resource holds
+//! memory of the device: growth starts it, and it ends when there is none. Allocations and frees do no work for it. A device with a
+//! seeded scheduler has no such thread, so that its programs replay.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use super::report::catch_panic;
 use crate::device_runtime::resource::DeviceMemoryResource;
 
-/// The thread of one runtime. It ends with [`IdleReturns::end`], at the latest with the process.
+/// The thread of one runtime. It runs until [`IdleReturns::end`], at most until the process ends.
 pub(super) struct IdleReturns {
     resource: Weak<dyn DeviceMemoryResource + Send + Sync>,
-    /// The process that it belongs to: a forked child has no such thread.
+    /// The process that started it: a forked child does not have the thread.
     process: u32,
     is_running: AtomicBool,
     state: Mutex<State>,
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl IdleReturns {
-    /// Begins with the first growth of `resource`; `None` if that keeps its memory.
+    /// Starts the thread at the first growth of `resource`; `None` if the resource keeps idle memory.
     pub(super) fn begin(
         resource: &Arc<dyn DeviceMemoryResource + Send + Sync>,
     ) -> Option<Arc<Self>> {
@@ -70,7 +70,7 @@ impl IdleReturns {
         }
     }
 
-    /// Ends the thread, and waits until it has.
+    /// Ends the thread, and waits for its end.
     pub(super) fn end(&self) {
         // In a forked child the lock may be held for ever.
         if std::process::id() != self.process {
@@ -81,7 +81,7 @@ impl IdleReturns {
         let thread = state.thread.take();
         drop(state);
         self.over.notify_all();
-        // A resource that ends on this thread.
+        // The runtime may end on this thread.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id())
         {
             let _ = thread.join();
@@ -94,11 +94,11 @@ impl IdleReturns {
             let waited = self.over.wait_timeout_while(state, interval, |state| !state.is_over);
             let is_over = waited.map_or(true, |(state, _)| state.is_over);
             let Some(resource) = self.resource.upgrade().filter(|_| !is_over) else { return };
-            // A failed return is tried again, and a trim of the user reports it.
+            // A failed return is retried; a later trim returns the error.
             let _ = catch_panic(|| resource.return_idle(Instant::now()));
             if resource.physical_bytes() == Some(0) {
                 self.is_running.store(false, Ordering::SeqCst);
-                // Memory that was taken before the store has not started another thread.
+                // Growth before the store has not started another thread.
                 if resource.physical_bytes() == Some(0)
                     || self.is_running.swap(true, Ordering::SeqCst)
                 {

@@ -1,7 +1,7 @@
 //! Joining the ledger of a device, and the preview of that.
 //!
-//! If a configured ledger cannot be joined, the runtime is not built. The automatic ledger of a GPU is optional in one case: this
-//! machine has no place for it, because the platform has no ledgers or the directory is missing, not permitted, read-only or full.
+//! If a configured ledger cannot be joined, the runtime is not built. The automatic ledger of a GPU is optional if this machine cannot
+//! have one: its directory is missing, not permitted, read-only or full.
 //!
 //! A file that is damaged, foreign, read-only or of a newer version is always an error: other processes may be counting in it.
 
@@ -27,19 +27,18 @@ use crate::{CudaDevice, Result, XlogError};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LedgerStatus {
-    /// There is none, as configured.
+    /// No ledger is configured.
     Off,
-    /// This machine has no place for the ledger. Physical bytes are not shared with other processes.
+    /// This machine cannot have the ledger. The limit holds for this process alone.
     Unavailable {
         /// Why.
         reason: String,
     },
-    /// Physical bytes are counted in it.
+    /// Physical bytes are charged to it.
     Joined(Arc<Ledger>),
 }
 
 impl LedgerStatus {
-    /// The limit of the ledger, if one was joined.
     pub(super) fn limit(&self) -> Result<Option<u64>> {
         let limit = self.ledger().map(|ledger| ledger.limit()).transpose();
         limit.map_err(|error| XlogError::Kernel(error.to_string()))
@@ -64,7 +63,7 @@ impl fmt::Display for LedgerStatus {
     }
 }
 
-/// The place of a runtime in a ledger: what counts its physical bytes, and what hears other processes.
+/// The membership of a runtime in a ledger: the meter of its physical bytes, and the listener for other processes.
 #[derive(Debug)]
 pub(super) struct Membership {
     status: LedgerStatus,
@@ -73,7 +72,7 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    /// Meters `resource` by the ledger that was joined, if one was.
+    /// Meters `resource` by the ledger, if one was joined.
     pub(super) fn begin(
         status: LedgerStatus,
         resource: &dyn DeviceMemoryResource,
@@ -90,7 +89,7 @@ impl Membership {
         Ok(Self { meter: Some(meter), listener, status })
     }
 
-    /// Begins to hear the other processes of the ledger, as long as `resource` holds memory.
+    /// Listens to the other processes of the ledger while `resource` holds memory.
     pub(super) fn listen(
         &self,
         resource: &Arc<dyn DeviceMemoryResource + Send + Sync>,
@@ -105,7 +104,7 @@ impl Membership {
         meter.start_with_memory(listener);
     }
 
-    /// Ends what [`Membership::listen`] began.
+    /// Ends the listener.
     pub(super) fn end_listening(&self) {
         if let Some(listener) = self.listener.get() {
             listener.end();
@@ -116,7 +115,7 @@ impl Membership {
         &self.status
     }
 
-    /// Whether physical bytes are counted in a ledger.
+    /// Returns whether physical bytes are charged to a ledger.
     pub(super) fn is_metered(&self) -> bool {
         self.meter.is_some()
     }
@@ -125,7 +124,7 @@ impl Membership {
         self.meter.as_ref()
     }
 
-    /// The limit of the ledger for this process now. One that cannot be read any more refuses what it is asked for; it sets no limit.
+    /// Returns the current limit of the ledger for this process; `None` if it cannot be read. Such a ledger refuses every charge.
     pub(super) fn limit(&self) -> Option<u64> {
         self.status.ledger().and_then(|ledger| ledger.limit_here().ok())
     }
@@ -149,7 +148,7 @@ pub(super) fn join(
         let mut quota = Quota::default();
         quota.limit = limit.transpose()?;
         quota.name = config.quota_name.clone();
-        // A file of version 1 has no place for a name; a limit there is refused.
+        // A file of version 1 has no field for a name, and refuses a limit.
         let is_settable = quota.limit.is_some() || ledger.has_quotas();
         if !quota.is_empty() && is_settable {
             ledger.set_quota(&quota)?;
@@ -177,7 +176,7 @@ fn status_of(opened: LedgerResult<Ledger>, is_demanded: bool) -> Result<LedgerSt
     match opened {
         Ok(ledger) => {
             let ledger = Arc::new(ledger);
-            // A shared runtime is never dropped, and one whose blocks leak keeps its ledger.
+            // A shared runtime, or one with leaked blocks, never drops its ledger.
             ledger.leave_at_exit();
             Ok(LedgerStatus::Joined(ledger))
         }
@@ -194,7 +193,7 @@ fn failure(error: &LedgerError) -> XlogError {
     ))
 }
 
-/// Returns whether no process can have a ledger there, so that working without one bypasses none.
+/// Returns whether no process can have a ledger there, so that a runtime without one bypasses no other process's limit.
 fn has_no_place(error: &LedgerError) -> bool {
     match error {
         LedgerError::Io { source, .. } => matches!(
@@ -209,7 +208,7 @@ fn has_no_place(error: &LedgerError) -> bool {
     }
 }
 
-/// Refuses one file for two devices of a process: it would add up the bytes of two cards.
+/// Refuses one file for two devices of a process: it would add the bytes of two cards.
 fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Result<()> {
     static FILES: Mutex<Vec<(PathBuf, u32)>> = Mutex::new(Vec::new());
     if !matches!(setting, LedgerSetting::File(_)) {
@@ -230,13 +229,13 @@ fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Resul
     }
 }
 
-/// What a runtime would find; nothing is created for the preview.
+/// The limit and the ledger that a runtime would have.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LimitPreview {
-    /// The limit it would have.
+    /// The effective limit.
     pub limit: EffectiveLimit,
-    /// The ledger it would join.
+    /// The ledger.
     pub ledger: LedgerPreview,
 }
 
@@ -244,31 +243,31 @@ pub struct LimitPreview {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LedgerPreview {
-    /// None, as configured.
+    /// No ledger is configured.
     Off,
     /// It does not exist yet.
     Absent {
-        /// Where it would be created.
+        /// The path at which it would be created.
         path: PathBuf,
-        /// With which limit, in bytes.
+        /// Its limit in bytes.
         limit: u64,
     },
     /// It exists and can be joined.
     Present(Snapshot),
-    /// The runtime would work without it.
+    /// The runtime would be built without it.
     Unavailable {
         /// Why.
         reason: String,
     },
-    /// The runtime would be refused.
+    /// The runtime would not be built.
     Refused {
         /// Why, and what to do.
         reason: String,
     },
 }
 
-/// Previews the limits of a runtime on `device` that is built by `config`. It joins an existing ledger for a moment, and rehearses
-/// the creation of a missing one up to the final name.
+/// Previews the limits of a runtime that `config` would build on `device`. It joins an existing ledger for a moment, and rehearses the
+/// creation of a missing one up to its final name.
 pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
     let capacity = Capacity::of(device, config)?;
     let previewed = match config.ledger.config_for(device) {
@@ -296,7 +295,7 @@ pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Res
     Ok(LimitPreview { limit: capacity.with_ledger(limit), ledger })
 }
 
-/// The existing ledger, or the one that would be created with `limit`.
+/// Previews the existing ledger, or the one that would be created with `limit`.
 fn preview_ledger(wanted: LedgerConfig, limit: u64) -> LedgerResult<LedgerPreview> {
     match Ledger::open(wanted.clone()) {
         Ok(ledger) => {

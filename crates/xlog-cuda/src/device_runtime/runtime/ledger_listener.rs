@@ -1,16 +1,16 @@
-//! The listener of a runtime in a ledger: returns cached memory when another process asks for it, and publishes what the runtime holds.
+//! The listener thread of a runtime: returns cached memory when another process requests it, and publishes what the runtime holds.
 //!
-//! A thread that waits on a word of the ledger's mapping. It exists while the runtime holds memory of the device: the first physical
-//! byte starts it, and it ends when there is none. Allocations do no work for it.
+//! The thread waits on a word of the ledger's mapping. It exists while the runtime holds memory of the device: the first physical byte
+//! starts it, and it ends when there is none. Allocations do no work for it.
 //!
-//! Invariant: while the runtime holds memory and has a listener, its slot publishes, and every ask is heard. So the thread that takes
-//! the first byte publishes before it starts the listener, and the listener withdraws only if there is no memory.
+//! Invariant: while the listener runs, the slot is published and every request is answered. So the thread that takes the first byte
+//! publishes before it starts the listener, and the listener withdraws only if there is no memory.
 //!
-//! - *Ask*: it trims what has completed, publishes what is left, and answers. Memory whose work is still running is announced, so that
-//!   the other process asks again.
+//! - *Request*: it trims what has completed, publishes what is left, and answers. It announces memory whose work is still running, so
+//!   that the other process asks again.
 //! - *Otherwise* it publishes cached and pending bytes once a second, and the largest tags as well while a viewer watches.
 //!
-//! What it publishes is for display. A failure to start the thread means that other processes do not wait for this one.
+//! Published figures are for display. If the thread cannot start, other processes do not wait for this one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,13 +32,13 @@ const UNWATCHED: Duration = Duration::from_secs(1);
 /// The maximum number of published tags.
 const MAX_TAGS: usize = 8;
 
-/// The listener of one runtime. It ends with [`Listener::end`], at the latest with the process.
+/// The listener of one runtime. It runs until [`Listener::end`], at most until the process ends.
 pub(crate) struct Listener {
     ledger: Arc<Ledger>,
     resource: Weak<dyn DeviceMemoryResource + Send + Sync>,
     budget: BudgetHandle,
     statistics: Statistics,
-    /// The process that it belongs to: a forked child has no such thread.
+    /// The process that started it: a forked child does not have the thread.
     process: u32,
     is_over: AtomicBool,
     is_running: AtomicBool,
@@ -93,7 +93,7 @@ impl Listener {
         }
     }
 
-    /// Ends the thread, and waits until it has. Nothing is trimmed or published from then on.
+    /// Ends the thread, and waits for its end. The listener neither trims nor publishes afterwards.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
         // In a forked child the lock may be held for ever.
@@ -102,7 +102,7 @@ impl Listener {
         }
         let Some(thread) = self.thread.lock().take() else { return };
         self.ledger.wake_listeners();
-        // A resource that ends on its own listener's thread.
+        // The runtime may end on this thread.
         if thread.thread().id() != thread::current().id() {
             let _ = thread.join();
         }
@@ -131,8 +131,8 @@ impl Listener {
 
     /// Ends the listener, unless the runtime has taken memory meanwhile. Returns whether it has ended.
     ///
-    /// A thread that takes memory reads `is_running` after it has counted the bytes; this one reads the bytes after it has cleared
-    /// `is_running`. So either this listener goes on, or that thread starts another one, after the lock is free.
+    /// A thread that takes memory reads `is_running` after it counted the bytes. This thread reads the bytes after it cleared
+    /// `is_running`. So either this listener continues, or the other thread starts a new one once the lock is free.
     fn has_stopped(&self) -> bool {
         let _starting = self.thread.lock();
         self.is_running.store(false, Ordering::SeqCst);
@@ -148,7 +148,7 @@ impl Listener {
     fn return_cached(&self) -> bool {
         let Some(resource) = self.resource.upgrade() else { return false };
         let returned = catch_panic(|| {
-            // A failure stays with its blocks, and is returned by the next reap of the user.
+            // The user's next reap retries a failed free, and returns its error.
             let _ = resource.reap_completed();
             let _ = resource.trim_under_pressure();
             let held = resource.memory_use().unwrap_or_default();
@@ -158,10 +158,10 @@ impl Listener {
         returned.unwrap_or(false)
     }
 
-    /// Publishes what the runtime holds. Returns when to do so again.
+    /// Publishes what the runtime holds. Returns the time until the next publication.
     fn publish(&self) -> Duration {
         let Some(resource) = self.resource.upgrade() else { return UNWATCHED };
-        // Not `memory_use`, which visits every free range, and no driver call: the process may be at its end.
+        // Not `memory_use`, which scans every free range. No driver call either: the process may be ending.
         if let Some(outstanding) = catch_panic(|| resource.bytes_outstanding()) {
             let cached = self.ledger.used().saturating_sub(outstanding as u64);
             self.ledger.publish_memory(cached, self.budget.pending_bytes() as u64);

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | configuration | [`RuntimeConfig::budget`]: code or `XLOG_DEVICE_BUDGET`, for this process |
 //! | ledger | the limit in the ledger's file, for all processes together |
-//! | driver | the total that the driver reports to this process (less than the device has, where a service divides it) |
+//! | driver | the total that the driver reports to this process; less than the device has if a service divides the device |
 //! | device total less reserve | the memory of the device less [`RuntimeConfig::reserve`], for contexts, displays and libraries |
 //!
-//! Nothing is opened or created here.
+//! This module opens and creates nothing.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -44,16 +44,16 @@ impl Capacity {
         self.driver.load(Ordering::Relaxed)
     }
 
-    /// The memory of the device that may be handed out.
+    /// Returns the memory of the device that may be allocated.
     #[cfg(feature = "ledger")]
     pub(super) fn usable(&self) -> u64 {
         self.total.saturating_sub(self.reserve).min(self.driver())
     }
 
-    /// The limit of a ledger that this runtime has to create.
+    /// Returns the limit of a ledger that this runtime creates.
     ///
-    /// A named ledger gets the limit that was configured with it. The device's own ledger serves all processes, and so does one in which
-    /// this process has a quota: the budget of one process is no limit for the others.
+    /// A named ledger gets the budget as its limit. The device's default ledger and one with quotas do not: the budget of one process is no
+    /// limit for the others.
     #[cfg(feature = "ledger")]
     pub(super) fn of_new_ledger(&self, config: &RuntimeConfig) -> u64 {
         match config.ledger_limit {
@@ -65,7 +65,7 @@ impl Capacity {
         }
     }
 
-    /// Asks the driver for its total again. One that does not answer leaves the last total.
+    /// Reads the driver's total again. If the driver fails, the last total stays.
     pub(super) fn refresh(&self, device: &CudaDevice) {
         if let Ok(info) = device.memory_info() {
             self.driver.store(info.total, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! The log file of a runtime: its name, its format, and its single writer.
+//! The log file of a runtime: its name and its format.
 //!
 //! A path is a pattern. `%p` stands for the process and `%d` for the device's ordinal, so that runtimes with one setting write
 //! separate files; `%%` is a percent sign. The ending selects the format. A file has one writer.
@@ -18,7 +18,7 @@ use crate::{Result, XlogError};
 
 const ACCEPTED: &str = "the path of a file that ends in .xtrace or .csv, where %p is the process, %d the device and %% a percent sign";
 
-/// A pattern that was checked: its ending names a format, and every `%` in it has a meaning.
+/// A valid pattern: its ending names a format, and every `%` in it has a meaning.
 pub(super) struct LogFile(pub(super) PathBuf);
 
 impl std::str::FromStr for LogFile {
@@ -32,7 +32,7 @@ impl std::str::FromStr for LogFile {
     }
 }
 
-/// How a log is written, by the ending of its file.
+/// The format of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LogFormat {
     Binary,
@@ -52,7 +52,7 @@ fn format_of(path: &Path) -> Result<LogFormat> {
     }
 }
 
-/// The path that a pattern means in this process, for this device.
+/// Returns the path of a pattern in this process, for this device.
 fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
     if !pattern.as_os_str().as_encoded_bytes().contains(&b'%') {
         return Ok(pattern.to_owned());
@@ -80,10 +80,10 @@ fn expand(pattern: &Path, device_ordinal: u32) -> Result<PathBuf> {
     Ok(PathBuf::from(OsString::from(path)))
 }
 
-/// Opens the log that a pattern names for a device; the ending selects the format: `.xtrace` or `.csv`. An existing file is
+/// Opens the log file that a pattern names for a device. The ending selects the format: `.xtrace` or `.csv`. An existing file is
 /// replaced.
 ///
-/// In the pattern `%p` stands for the process, `%d` for `device_ordinal` and `%%` for a percent sign; another `%` is
+/// In the pattern `%p` stands for the process, `%d` for `device_ordinal` and `%%` for a percent sign; any other `%` is
 /// [`XlogError::BadSetting`]. A file that has a writer, in this process or another, is [`XlogError::LogInUse`] and stays unchanged.
 /// The sink counts later failures; they fail no allocation.
 pub fn open_log(pattern: &Path, device_ordinal: u32) -> Result<Arc<dyn LoggingSink>> {
@@ -146,14 +146,14 @@ pub fn check_log(pattern: &Path, device_ordinal: u32) -> Result<()> {
     let path = expand(pattern, device_ordinal)?;
     if path.symlink_metadata().is_err() {
         drop(open_log(pattern, device_ordinal)?);
-        // Just created. A failure to remove it does not concern writing.
+        // Just created; it may stay if it cannot be removed.
         let _ = std::fs::remove_file(&path);
         return Ok(());
     }
     check_writable(format_of(pattern)?, path)
 }
 
-/// Refuses, as opening does.
+/// Refuses: this build writes no log files.
 #[cfg(not(feature = "trace"))]
 fn check_writable(format: LogFormat, path: PathBuf) -> Result<()> {
     open(format, path, &RuntimeConfig::default()).map(|_| ())

@@ -1,4 +1,4 @@
-//! What a runtime answers about ledgers in a build without the feature `ledger`: there is none, and one that was asked for is refused.
+//! The ledger of a runtime in a build without the feature `ledger`: none. A required ledger is refused.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use crate::device_runtime::resource::DeviceMemoryResource;
 use crate::device_runtime::statistics::Statistics;
 use crate::{CudaDevice, Result, XlogError};
 
-/// How a runtime stands to the ledger of its device.
+/// The state of a runtime's ledger.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LedgerStatus {
-    /// There is none.
+    /// No ledger.
     Off,
 }
 
@@ -31,7 +31,6 @@ impl fmt::Display for LedgerStatus {
     }
 }
 
-/// The place of a runtime in a ledger, which it does not have.
 #[derive(Debug)]
 pub(super) struct Membership(LedgerStatus);
 
@@ -74,7 +73,7 @@ fn refusal() -> String {
     )
 }
 
-/// Refuses a ledger that was asked for.
+/// Refuses a required ledger.
 pub(super) fn join(
     _device: &CudaDevice,
     config: &RuntimeConfig,
@@ -86,13 +85,13 @@ pub(super) fn join(
     }
 }
 
-/// What a runtime would find.
+/// The limit and the ledger that a runtime would have.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LimitPreview {
-    /// The limit it would have.
+    /// The effective limit.
     pub limit: EffectiveLimit,
-    /// The ledger it would join.
+    /// The ledger.
     pub ledger: LedgerPreview,
 }
 
@@ -100,16 +99,15 @@ pub struct LimitPreview {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LedgerPreview {
-    /// None.
+    /// No ledger.
     Off,
-    /// The runtime would be refused.
+    /// The runtime would not be built.
     Refused {
         /// Why, and what to do.
         reason: String,
     },
 }
 
-/// Looks at the limits of a runtime on `device` that is built by `config`.
 pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {
     let limit = Capacity::of(device, config)?.with_ledger(None);
     let ledger = match config.ledger.is_demanded() {

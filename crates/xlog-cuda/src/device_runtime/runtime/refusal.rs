@@ -1,4 +1,4 @@
-//! Refusals as the runtime reports them: the call is added to the report of the budget. A stack without a budget gets a report here.
+//! Refusals at the level of the runtime: adds the call to the report of the budget, and makes the report of a stack without a budget.
 
 use std::panic::Location;
 
@@ -8,7 +8,7 @@ use crate::device_runtime::budget::{
 };
 use crate::device_runtime::resource::{AllocTag, ResourceError, StreamId};
 
-/// What was asked of a runtime, and where.
+/// A request to a runtime, and the source location of the caller.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     pub(crate) bytes: usize,
@@ -27,7 +27,7 @@ impl XlogDeviceRuntime {
         }
         let report = match error.report() {
             Some(report) => report,
-            // The limit of a meter or of a resource's own: the error has its numbers, and the device is not to blame.
+            // A meter or the resource itself refused by a limit; the device did not.
             None if matches!(error, ResourceError::OutOfBudget { .. }) => return,
             None => {
                 let device_free = free_of(self.device());
@@ -37,7 +37,7 @@ impl XlogDeviceRuntime {
         report.set_call(asked.stream, asked.site, self.limit_source());
     }
 
-    /// Reports a request that the limit of a memory manager refused. It holds `reserved` bytes of `limit`.
+    /// Reports a request that the limit of a memory manager refused. The manager has charged `reserved` bytes of `limit`.
     #[cold]
     #[inline(never)]
     pub(crate) fn report_manager(
@@ -60,7 +60,7 @@ impl XlogDeviceRuntime {
         report.file().set_call(asked.stream, asked.site, None);
     }
 
-    /// The state of the stack without a budget of its own.
+    /// Describes the state of a stack without a budget.
     fn describe(&self, error: &ResourceError, asked: Asked) -> OomReport {
         let resource = self.resource();
         OomReport {
@@ -76,7 +76,7 @@ impl XlogDeviceRuntime {
         }
     }
 
-    /// Where the limit of this runtime's budget comes from, unless it was changed since.
+    /// Returns the source of the budget's limit, unless the budget has another limit by now.
     fn limit_source(&self) -> Option<LimitSource> {
         let limit = self.effective_limit()?;
         (limit.bytes() == self.budget()?.limit()).then(|| limit.ruled_by())

@@ -1,6 +1,6 @@
-//! Failures in a drop, which has no caller to return them to; races that no call has returned.
+//! Reports of failures in a drop, which cannot return them, and of races that no call has returned.
 //!
-//! A program may set a handler, once, for the whole process; without one a line goes to standard error. A handler runs on the
+//! A program may set one handler of each kind for the whole process; the default writes a line to standard error. A handler runs on the
 //! dropping thread, so it must not wait for the device. A panic in a handler is caught: a drop never unwinds.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use xlog_base::Mutex;
 
 use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 
-/// A runtime, or the process, ended while blocks of it were live. They are never freed, nor is anything they depend on.
+/// The live blocks of a runtime at its end or at the end of the process. They are never freed, nor are the parts of the runtime.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::{LeakReport, set_leak_handler};
@@ -26,13 +26,13 @@ use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 pub struct LeakReport {
     /// The spec of the device.
     pub device: String,
-    /// Its number.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
-    /// Whether the process ended, and not the runtime alone: a shared runtime, or one that a forgotten buffer keeps.
+    /// Whether the runtime is still alive at the end of the process: it is shared, or a forgotten buffer keeps it.
     pub at_exit: bool,
-    /// Blocks that were handed out and not returned; 0 where the resource does not count blocks.
+    /// The number of live blocks; 0 if the resource does not count blocks.
     pub live_blocks: usize,
-    /// Their bytes, with those of returned blocks whose free has not completed.
+    /// Their bytes, and those of freed blocks whose free has not completed.
     pub bytes: usize,
     /// The live blocks by tag and age, in lines; `None` for a runtime that was composed of parts.
     pub holders: Option<String>,
@@ -57,7 +57,7 @@ impl fmt::Display for LeakReport {
     }
 }
 
-/// A buffer was dropped and its resource did not free it.
+/// A dropped buffer that its resource did not free.
 ///
 /// ```
 /// use xlog_cuda::device_runtime::{FailedFree, set_failed_free_handler};
@@ -76,7 +76,7 @@ pub struct FailedFree {
     pub bytes: usize,
     /// Its label.
     pub tag: AllocTag,
-    /// Why it was not freed. After a driver's failure the resource keeps the block and tries again when it reaps.
+    /// Why it was not freed. After a failure of the driver the resource keeps the block, and a later reap retries the free.
     pub error: ResourceError,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn report_failed_free(failed: &FailedFree) {
     FAILED_FREE.call(failed);
 }
 
-/// Writes the unread races of a simulated device to standard error: their number, and the first few.
+/// Writes the number of unread races of a simulated device, and the first few of them, to standard error.
 #[cfg(feature = "sim")]
 pub(crate) fn report_unread_races(sim: &xlog_sim::SimDevice) {
     const SHOWN: usize = 5;
@@ -131,16 +131,16 @@ pub(crate) fn report_unread_races(sim: &xlog_sim::SimDevice) {
 
 /// Writes one line to standard error.
 pub(crate) fn print_line(line: fmt::Arguments<'_>) {
-    // Standard error may be closed; `eprintln` would panic then.
+    // `eprintln` panics if standard error is closed.
     let _ = writeln!(std::io::stderr(), "xlog-cuda: {line}");
 }
 
-/// Runs the work of a drop: a panic in it is reported by the panic hook and goes no further.
+/// Runs the work of a drop and stops a panic in it, after the panic hook has reported it.
 pub(crate) fn catch_panic<R>(work: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
-/// A handler. The lock is not held while it runs, so it may set another one.
+/// A handler. No lock is held while it runs, so it may set another one.
 struct Hook<T>(Mutex<Option<fn(&T)>>);
 
 impl<T: fmt::Display> Hook<T> {

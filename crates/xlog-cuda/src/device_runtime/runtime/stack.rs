@@ -1,7 +1,7 @@
 //! The stack of a runtime that is built by configuration. From the top: the user's layers, log (optional), budget, statistics, guard
-//! (optional), resource. The ledger meters the resource.
+//! (optional), resource.
 //!
-//! The budget's limit is the smallest of all limits ([`Capacity`]). The lowest resource charges its physical bytes to the ledger.
+//! The budget's limit is the smallest of all limits ([`Capacity`]). The resource charges its physical bytes to the ledger.
 
 use std::sync::Arc;
 
@@ -83,7 +83,7 @@ pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<X
     Ok(XlogDeviceRuntime::compose(device, ordinal, streams, built.resource, Some(instrumentation)))
 }
 
-/// What goes above a resource.
+/// The settings of the layers above the guard.
 struct Above<'a> {
     config: &'a RuntimeConfig,
     sink: Option<Arc<dyn LoggingSink>>,
@@ -99,7 +99,7 @@ struct Layers {
     guard: Option<GuardHandle>,
 }
 
-/// Puts the guard below budget and statistics, so that they count its redzones.
+/// Adds the guard below budget and statistics, so that they count its redzones.
 #[cfg(feature = "guard")]
 fn guarded<R: DeviceMemoryResource + Send + Sync + 'static>(
     resource: R,
@@ -131,7 +131,7 @@ fn layers<R: DeviceMemoryResource + Send + Sync + 'static>(
     let statistics = counted.handle();
     let limited = GlobalDeviceBudget::over(counted, above.limit);
     let budget = limited.handle();
-    // Above the budget: a request is one record, also if the budget refuses it or needs several attempts.
+    // Above the budget: a request is one record, even if the budget refuses it or needs several attempts.
     let resource: BoxedResource = match above.sink {
         None => Box::new(limited),
         Some(sink) => {

@@ -1,9 +1,8 @@
-//! The runtimes that the whole process shares: one per ordinal, built once, never torn down.
+//! The shared runtimes of the process: one per ordinal, built once, never dropped.
 //!
-//! A slot is empty until a build succeeds. The lock of a slot is held over the build, so one thread builds and the others
-//! wait for it; a build that fails, or panics, leaves the slot empty and its configuration in place for the next call.
-//! Once a slot is filled no call takes the lock. Layers are code of the user and run under it: a layer that asks for the runtime that its
-//! thread is building gets an error.
+//! A slot is empty until a build succeeds. The lock of a slot is held over the build, so one thread builds and the others wait. If a
+//! build fails or panics, the slot stays empty and keeps its configuration for the next call. Calls for a filled slot do not lock.
+//! The user's layers run under the lock: a layer that requests the runtime that its thread is building gets an error.
 //!
 //! Simulated devices with one spec are devices of one simulated machine: ordinal n is its device n.
 
@@ -44,7 +43,7 @@ thread_local! {
 
 const _: () = assert!(MAX_DEVICE_ORDINALS <= u32::BITS as usize);
 
-/// A build on this thread, until it is dropped.
+/// Marks a build on this thread until it is dropped.
 struct Building {
     before: u32,
 }
@@ -63,7 +62,7 @@ impl Drop for Building {
     }
 }
 
-/// Refuses a call for the runtime that this thread is building: it would wait for itself.
+/// Refuses a call for the runtime that this thread is building: it would deadlock.
 fn check_not_building(ordinal: u32) -> Result<()> {
     if BUILDING.get() & 1 << ordinal == 0 {
         return Ok(());
@@ -130,7 +129,7 @@ fn open(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
     if spec.is_simulated() { open_simulated(ordinal, spec) } else { CudaDevice::open_spec(spec) }
 }
 
-/// What to do without a GPU.
+/// Returns the advice for a machine without a GPU.
 fn advice(error: &XlogError) -> String {
     match error {
         XlogError::Open { spec, .. } if spec.starts_with("cuda") => format!(
@@ -146,7 +145,7 @@ fn open_simulated(_ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
     CudaDevice::open_spec(spec)
 }
 
-/// Device `ordinal` of the machine of this spec.
+/// Returns device `ordinal` of the simulated machine of this spec.
 #[cfg(feature = "sim")]
 fn open_simulated(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
     let seed = match spec {
@@ -154,7 +153,7 @@ fn open_simulated(ordinal: u32, spec: DeviceSpec) -> Result<CudaDevice> {
         _ => None,
     };
     let failed = |cause| XlogError::Open { spec: spec.to_string(), cause };
-    // Only device objects are made under the lock, and they do not call back.
+    // Nothing under the lock calls back: it only creates device objects.
     static MACHINES: Mutex<Vec<(Option<u64>, SimMachine)>> = Mutex::new(Vec::new());
     let mut machines = MACHINES.lock();
     let machine = match machines.iter().position(|(known, _)| *known == seed) {

@@ -1,7 +1,7 @@
 //! The counts of one resource, shared by the resource and its handles.
 //!
-//! Lock order: names, scopes, shards. Invariant: an id is given to another stream or query only under the lock of the names, with all
-//! shards locked, and only without live blocks. An operation whose shard does not know its ids counts under the lock of the names.
+//! Lock order: names, peaks, shards. Invariant: an id is recycled only under the lock of the names, with all shards locked, and only if
+//! it has no live blocks. An operation whose ids its shard has not cached counts under the lock of the names.
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ pub enum Backtraces {
 pub struct StatisticsConfig {
     /// Which allocations get a backtrace.
     pub backtraces: Backtraces,
-    /// Whether the time of each allocation is stored, for the ages of live blocks. It is by default.
+    /// Whether the time of each allocation is stored, for the ages of live blocks; true by default.
     pub ages: bool,
 }
 
@@ -66,7 +66,7 @@ impl Default for StatisticsConfig {
 }
 
 impl StatisticsConfig {
-    /// Ages, and no backtraces.
+    /// Returns the default: ages, and no backtraces.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -87,7 +87,7 @@ impl StatisticsConfig {
     }
 }
 
-/// A handle that reads the counts of a [`StatisticsResource`](super::StatisticsResource), also after that was dropped.
+/// A handle that reads the counts of a [`StatisticsResource`](super::StatisticsResource), even after that was dropped.
 #[derive(Clone)]
 pub struct Statistics(pub(super) Arc<StatisticsCore>);
 
@@ -104,7 +104,7 @@ pub(super) struct StatisticsCore {
     traces: Mutex<HashMap<Generation, Arc<Backtrace>>>,
 }
 
-/// The facts of a live block.
+/// The entry of a live block in [`StatisticsCore::live`].
 pub(super) type LiveWords = [u64; 4];
 
 impl StatisticsCore {
@@ -123,7 +123,7 @@ impl StatisticsCore {
         }
     }
 
-    /// Counts an allocation: the block that is about to be handed out, or a failure.
+    /// Counts an allocation before it returns: the block or the failure.
     #[inline(always)]
     pub(super) fn allocated(
         &self,
@@ -172,7 +172,7 @@ impl StatisticsCore {
         })
     }
 
-    /// Captures a backtrace, if one is due. Returns the ids that say so.
+    /// Captures a backtrace if one is due. Returns the ids with their flag.
     #[cold]
     #[inline(never)]
     fn trace(&self, generation: Generation, ids: Ids) -> Ids {
@@ -193,7 +193,7 @@ impl StatisticsCore {
         Ids { is_traced: true, ..ids }
     }
 
-    /// Counts a block whose free has succeeded. Without an entry it was not allocated here.
+    /// Counts a block whose free has succeeded. A block without an entry was not counted as allocated.
     #[inline(always)]
     pub(super) fn freed(&self, generation: Generation, live: Option<TakenEntry<'_, 4>>) {
         let Some(live) = live else {
@@ -209,7 +209,7 @@ impl StatisticsCore {
         scope::note(self.number, bytes as usize, false);
     }
 
-    /// Recycles the ids of streams and queries without live blocks; their totals go to id 0.
+    /// Recycles the ids of streams and queries without live blocks; adds their totals to id 0.
     fn recycle_ids(&self, names: &mut Names) {
         self.shards.with_all(|shards| {
             let idle = |shards: &[&mut Counts], id: usize, queries: bool| {
@@ -244,7 +244,7 @@ impl StatisticsCore {
         });
     }
 
-    /// The total account at one instant. Folds the peaks since the last call into `peaks`.
+    /// Returns the total account at one instant. Folds the peaks since the last call into `peaks`.
     pub(super) fn fold(&self, peaks: &mut Peaks) -> Usage {
         self.shards.with_all(|shards| self.fold_shards(peaks, shards))
     }
@@ -357,12 +357,12 @@ impl Statistics {
         Self(Arc::new(StatisticsCore::new(device_ordinal, places_blocks, config)))
     }
 
-    /// Returns all counts of one instant. Takes a few microseconds, and delays no thread for longer.
+    /// Returns all counts of one instant. It takes a few microseconds, and delays no thread for longer.
     pub fn snapshot(&self) -> StatisticsSnapshot {
         self.0.snapshot()
     }
 
-    /// The device.
+    /// The ordinal of the device.
     pub fn device_ordinal(&self) -> u32 {
         self.0.device_ordinal
     }

@@ -1,6 +1,6 @@
-//! Export of statistics: to the recorder that the program has installed for the `metrics` facade, and as a page for Prometheus.
+//! Export of statistics to the recorder of the `metrics` facade, and as a page for Prometheus.
 //!
-//! The program publishes to the facade ([`publish_metrics`]); operations do not. The page is made at each request.
+//! The program publishes to the facade ([`publish_metrics`]); operations do not. Each request for the page takes a snapshot.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -15,7 +15,7 @@ use super::core::Statistics;
 use super::openmetrics::{FAMILIES, openmetrics_text};
 use super::snapshot::{StatisticsSnapshot, Usage};
 
-/// The timeout of a silent reader.
+/// The timeout for a client that does not read or write.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The maximum size of a request.
 const MAX_REQUEST_BYTES: u64 = 8 << 10;
@@ -65,10 +65,10 @@ pub struct MetricsServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Serves `/metrics` on `address` for Prometheus, one reader at a time, on a separate thread.
+/// Serves `/metrics` on `address` for Prometheus, one client at a time, on a separate thread.
 ///
-/// It speaks plain HTTP without authentication: bind it to an address that only permitted readers can reach. Port 0 selects a free
-/// port. An address that cannot be bound is an error that names it.
+/// It is plain HTTP without authentication: bind it to an address that only permitted clients can reach. Port 0 selects a free port. If
+/// the address cannot be bound, the error names it.
 pub fn serve_metrics(
     address: impl ToSocketAddrs + std::fmt::Debug,
     statistics: Statistics,
@@ -87,7 +87,7 @@ pub fn serve_metrics(
                 if flag.load(Ordering::Acquire) {
                     break;
                 }
-                // A failure of one reader does not concern the others.
+                // The failure of one client does not affect the others.
                 let _ = stream.and_then(|stream| answer(stream, &statistics));
             }
         })
@@ -105,7 +105,7 @@ impl MetricsServer {
 impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.is_closing.store(true, Ordering::Release);
-        // The thread waits for a reader: connect to end the wait. An address of all interfaces is reached through the loopback.
+        // The thread waits for a client: connect to end the wait. An unspecified address is reached through the loopback.
         let mut address = self.address;
         if address.ip().is_unspecified() {
             address.set_ip(match address {
@@ -127,7 +127,7 @@ fn answer(mut stream: TcpStream, statistics: &Statistics) -> io::Result<()> {
     let mut request = BufReader::new((&stream).take(MAX_REQUEST_BYTES));
     let mut first = String::new();
     request.read_line(&mut first)?;
-    // The rest of the request is read and ignored, so that closing does not cut off the answer.
+    // Reads and ignores the rest of the request, so that closing does not cut off the answer.
     let mut line = String::new();
     while request.read_line(&mut line)? > 2 {
         line.clear();

@@ -1,4 +1,4 @@
-//! Live blocks: their tags, their ages, and where they were allocated.
+//! Live blocks: their tags, ages and backtraces.
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
@@ -12,7 +12,6 @@ use super::core::Statistics;
 use crate::device_runtime::logging::clock;
 use crate::device_runtime::resource::{AllocTag, Generation, StreamId};
 
-/// Lines of a report: tags, then blocks.
 const TAGS_SHOWN: usize = 10;
 const BLOCKS_SHOWN: usize = 5;
 /// Lines of a backtrace that a report shows.
@@ -30,39 +29,39 @@ pub struct LiveBlock {
     pub generation: Generation,
     /// Its label.
     pub tag: AllocTag,
-    /// The stream it was allocated on; `None` beyond the maximum of separately counted streams.
+    /// The stream it was allocated on; `None` if there were too many streams to count it separately.
     pub stream: Option<StreamId>,
     /// The query it was allocated for.
     pub query_id: Option<u64>,
     /// Its age, within a few milliseconds.
     pub age: Duration,
-    /// Where it was allocated, if backtraces are on.
+    /// The backtrace of its allocation, if one was captured.
     pub backtrace: Option<Arc<Backtrace>>,
 }
 
-/// What one tag holds.
+/// The live blocks of one tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TagShare {
     /// The tag.
     pub tag: AllocTag,
-    /// Its live blocks.
+    /// Their number.
     pub blocks: usize,
     /// Their bytes.
     pub bytes: usize,
-    /// The age of the oldest.
+    /// The age of the oldest one.
     pub oldest: Duration,
-    /// The age of the youngest.
+    /// The age of the youngest one.
     pub youngest: Duration,
 }
 
-/// The live blocks of a resource, by tag and age. Shows on one screen.
+/// The live blocks of a resource, by tag and age. Its text fits one screen.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LiveReport {
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
-    /// How many blocks are live.
+    /// The number of live blocks.
     pub blocks: usize,
     /// Their bytes.
     pub bytes: usize,
@@ -73,7 +72,7 @@ pub struct LiveReport {
 }
 
 impl Statistics {
-    /// Lists all live blocks, the oldest first. A block whose free is in progress is not in it.
+    /// Lists all live blocks, the oldest first, without those whose free is in progress.
     pub fn live_blocks(&self) -> Vec<LiveBlock> {
         let mut blocks = Vec::new();
         let now = clock::coarse();
@@ -93,7 +92,7 @@ impl Statistics {
         blocks
     }
 
-    /// Reports the live blocks by tag and age; at the end of a program, its leaks.
+    /// Reports the live blocks by tag and age. At the end of a program these are its leaks.
     pub fn live_report(&self) -> LiveReport {
         let mut blocks = self.live_blocks();
         let mut tags: HashMap<AllocTag, TagShare> = HashMap::new();

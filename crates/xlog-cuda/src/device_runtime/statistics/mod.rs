@@ -1,13 +1,12 @@
-//! Who holds the memory: bytes and blocks, now, at most and in all, by tag, stream and query.
+//! Memory statistics: current, peak and total bytes and blocks, by tag, stream and query.
 //!
-//! [`StatisticsResource`] counts what the resource below hands out; a [`Statistics`] handle reads it, also after the resource is
-//! boxed away. Each thread counts in a shard of its own; reading visits all shards at one instant, so that current values and
-//! totals are exact and agree with each other. What a block weighs is remembered here by its generation: what a caller passes to
-//! `deallocate` is not believed.
+//! [`StatisticsResource`] counts the blocks of the resource below; a [`Statistics`] handle reads the counts. Each thread counts in its
+//! own shard. A snapshot reads all shards at one instant, so current values and totals are exact and consistent. The size of a block is
+//! stored by its generation: the size that a caller passes to `deallocate` is ignored.
 //!
-//! The peak of an account that one thread alone changes is exact. Otherwise it is approximate: a shard publishes its difference when that
-//! has reached its step, so all other shards together may be off by about an eighth of the peak ([`PEAK_STEP_PART`]), or by
-//! [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] each where that is more. A shard that was alone until others joined may be off by
+//! The peak of an account that only one thread changes is exact. Otherwise it is approximate: a shard publishes its difference when that
+//! reaches its step. All other shards together may be off by about an eighth of the peak ([`PEAK_STEP_PART`]), or each by
+//! [`PEAK_STEP_BYTES`] and [`PEAK_STEP_BLOCKS`] if that is more. A shard that was alone until others joined may be off by
 //! [`PEAK_STEP_ALONE_BYTES`] below the peak.
 
 mod core;

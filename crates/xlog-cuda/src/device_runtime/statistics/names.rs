@@ -1,7 +1,6 @@
-//! The numbers of tags, streams and queries: small, so that accounts are arrays.
+//! The ids of tags, streams and queries: small numbers, which index arrays of accounts.
 //!
-//! Number 0 is for what found no room. Streams and queries come and go, so numbers of those with nothing live are used again;
-//! tags stay.
+//! Id 0 is for keys beyond the table's capacity. Ids of streams and queries without live blocks are recycled; those of tags are not.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,14 +8,14 @@ use std::hash::Hash;
 use super::shard::{Ids, Key};
 use crate::device_runtime::resource::{AllocTag, StreamId};
 
-/// Different tags that are counted apart; further ones share an account.
+/// The capacity for tags, id 0 included. Further tags share an account.
 pub(super) const MAX_TAGS: usize = 1024;
-/// Streams with live blocks that are counted apart.
+/// The capacity for streams with live blocks, id 0 included.
 pub(super) const MAX_STREAMS: usize = 256;
-/// Queries with live blocks that are counted apart.
+/// The capacity for queries with live blocks, id 0 included.
 pub(super) const MAX_QUERIES: usize = 1024;
 
-/// The numbers of one kind of thing.
+/// The ids of one kind of key.
 #[derive(Debug)]
 pub(super) struct IdTable<K> {
     ids: HashMap<K, u16>,
@@ -30,7 +29,7 @@ impl<K: Copy + Eq + Hash> IdTable<K> {
         Self { ids: HashMap::new(), keys: vec![None], free: Vec::new(), limit }
     }
 
-    /// The number of `key`, a new one if it has none; none when all are taken.
+    /// Returns the id of `key`, a new one if it has none; `None` if the table is full.
     fn number(&mut self, key: K) -> Option<u16> {
         if let Some(&known) = self.ids.get(&key) {
             return Some(known);
@@ -50,7 +49,7 @@ impl<K: Copy + Eq + Hash> IdTable<K> {
         Some(id)
     }
 
-    /// What has this number; none for 0 and for numbers that are free.
+    /// Returns the key of this id; `None` for 0 and for free ids.
     pub(super) fn key(&self, id: usize) -> Option<K> {
         self.keys.get(id).copied().flatten()
     }
@@ -59,7 +58,7 @@ impl<K: Copy + Eq + Hash> IdTable<K> {
         self.keys.len()
     }
 
-    /// Frees the numbers that `is_idle`. Returns them.
+    /// Frees and returns the ids that are idle.
     pub(super) fn recycle(&mut self, is_idle: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut gone = Vec::new();
         for (id, slot) in self.keys.iter_mut().enumerate() {
@@ -76,7 +75,7 @@ impl<K: Copy + Eq + Hash> IdTable<K> {
     }
 }
 
-/// All numbers of one resource.
+/// All ids of one resource.
 #[derive(Debug)]
 pub(super) struct Names {
     pub(super) tags: IdTable<AllocTag>,
@@ -93,7 +92,7 @@ impl Names {
         }
     }
 
-    /// The numbers of `key`. `make_room` is called once when a table is full.
+    /// Returns the ids of `key`. Calls `make_room` once if a table is full.
     pub(super) fn ids(&mut self, key: &Key, make_room: impl FnOnce(&mut Self)) -> Ids {
         let find = |names: &mut Self| {
             let stream = names.streams.number(key.stream);

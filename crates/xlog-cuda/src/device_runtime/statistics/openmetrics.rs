@@ -1,4 +1,4 @@
-//! A snapshot as OpenMetrics text, which Prometheus reads. Needs no other crate.
+//! OpenMetrics text of a snapshot, for Prometheus.
 
 use std::fmt::Write;
 
@@ -19,10 +19,9 @@ pub(super) const FAMILIES: &[Family] = &[
     ("allocation_failures", "counter", "Allocations that failed so far.", |usage| usage.failures),
 ];
 
-/// The snapshot as OpenMetrics text: the device's account, one for each tag, and the sizes as a histogram.
+/// Returns the snapshot as OpenMetrics text: the account of the device, those of the tags, and the histogram of sizes.
 ///
-/// Names begin with `xlog_device_memory_`; the device is a label. Streams and queries are left out: as labels they would
-/// grow without bound.
+/// Names begin with `xlog_device_memory_`; the device is a label. Streams and queries are left out: their number is unbounded.
 #[must_use]
 pub fn openmetrics_text(snapshot: &StatisticsSnapshot) -> String {
     let device = snapshot.device_ordinal;
@@ -83,7 +82,7 @@ pub fn openmetrics_text(snapshot: &StatisticsSnapshot) -> String {
     out
 }
 
-/// A label's value: backslashes, quotes and line breaks escaped.
+/// Escapes the value of a label: backslashes, quotes and line breaks.
 fn escape(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -11,7 +11,7 @@ use crate::device_runtime::resource::{
 
 /// Counts every block of the resource below: current, peak and total, by tag, stream and query.
 ///
-/// A block counts from the moment it is handed out until its free has returned.
+/// A block counts from the return of its allocation to the return of its free.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct StatisticsResource<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
 }
 
 impl StatisticsResource {
-    /// Counts the blocks that `inner` hands out from now on.
+    /// Counts the blocks that `inner` allocates from now on.
     #[must_use]
     pub fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>) -> Self {
         Self::over(inner, StatisticsConfig::new())
@@ -55,7 +55,7 @@ impl<R: DeviceMemoryResource> StatisticsResource<R> {
         Self { inner, statistics }
     }
 
-    /// Returns a handle on the counts, which may outlive the resource.
+    /// Returns a handle on the counts. It may outlive the resource.
     pub fn handle(&self) -> Statistics {
         self.statistics.clone()
     }

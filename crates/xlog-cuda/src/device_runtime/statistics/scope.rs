@@ -1,9 +1,9 @@
 //! Scopes: the peak during a block of code, of the whole resource and of this thread alone.
 //!
-//! Global peak: shards keep the peak since the last reading. Each begin and end of a scope, and each snapshot, folds these peaks
-//! into all open scopes, so scopes of any threads may nest and overlap.
+//! Global peak: shards keep the peak since it was last read. The begin and each report of a scope, and each snapshot, folds these peaks
+//! into all open scopes, so scopes of different threads may overlap.
 //!
-//! Thread peak: a thread with an open scope adds up its operations. Other threads only read a thread-local.
+//! Thread peak: a thread with an open scope counts its operations in thread-locals.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -45,7 +45,7 @@ struct GlobalScope {
 }
 
 impl Peaks {
-    /// Folds in a peak of the time since the last call, and what is live now.
+    /// Folds in the peak since the last call, and the current usage.
     pub(super) fn fold(&mut self, seen: BytesAndBlocks, now: &Usage) {
         let bytes = now.current_bytes.max(seen.bytes as usize);
         let blocks = now.current_blocks.max(seen.blocks as usize);
@@ -66,7 +66,7 @@ impl Peaks {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct ScopeUsage {
-    /// Bytes that were live when it began; 0 for a thread, which counts from there.
+    /// Bytes that were live when it began; 0 for a thread.
     pub start_bytes: usize,
     /// The peak of live bytes; for a thread, above its start.
     pub peak_bytes: usize,
@@ -74,11 +74,11 @@ pub struct ScopeUsage {
     pub peak_blocks: usize,
     /// Bytes allocated.
     pub allocated_bytes: u64,
-    /// Bytes freed, also of blocks from before the scope.
+    /// Bytes freed, including those of blocks from before the scope.
     pub freed_bytes: u64,
     /// Blocks allocated.
     pub allocations: u64,
-    /// Blocks freed, also from before the scope.
+    /// Blocks freed, including those from before the scope.
     pub deallocations: u64,
 }
 
@@ -86,13 +86,13 @@ pub struct ScopeUsage {
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct ScopeReport {
-    /// The whole resource. Its peaks are as exact as those of a snapshot.
+    /// The usage of the whole resource. Its peaks are as accurate as those of a snapshot.
     pub global: ScopeUsage,
-    /// The thread of the scope alone. Exact.
+    /// The usage of the scope's thread. Exact.
     pub thread: ScopeUsage,
 }
 
-/// A scope on a resource until it is dropped or finished. It belongs to its thread; scopes nest.
+/// Measures usage until it is dropped or finished. A scope belongs to its thread; scopes nest.
 ///
 /// ```
 /// use std::sync::Arc;

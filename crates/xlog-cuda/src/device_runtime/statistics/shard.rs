@@ -1,13 +1,13 @@
-//! The counts of one shard: of one thread, as long as there are enough shards.
+//! The counts of one shard, which one thread uses if there are enough shards.
 //!
-//! An operation counts in four meters: total, tag, stream and query. A shard keeps the ids of the combinations that it met last.
+//! An operation counts in four meters: total, tag, stream and query. A shard caches the ids of recent combinations.
 //!
-//! A [`Meter`] is one account of one shard: sums that are exact over all shards, and a peak that is exact while one shard alone changes the
-//! account. The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap.
+//! A [`Meter`] is one account of one shard: sums that are exact over all shards, and a peak that is exact while only one shard changes
+//! the account. The sums of one shard may be negative, since one thread may free what another allocated. Differences wrap.
 //!
-//! For the peak a shard adds its unpublished difference to what all shards have published. It publishes when that difference reaches its
-//! step. Between two bounds of the difference it does neither: there a change cannot raise the peak that it knows, and is below the
-//! step. A shard that is not alone has half a step, so the peak is off by the whole steps of the other shards at most.
+//! For the peak a shard adds its unpublished difference to the sum that all shards have published. It publishes the difference when that
+//! reaches its step. Between two bounds it does neither: there a change can neither raise the known peak nor reach the step. If several
+//! shards change an account, each has half a step, so the peak is off by at most the whole steps of the other shards.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
@@ -19,13 +19,12 @@ use crate::device_runtime::resource::{AllocTag, StreamId};
 pub const PEAK_STEP_BYTES: usize = 64 << 10;
 /// The minimum step in blocks, for small accounts.
 pub const PEAK_STEP_BLOCKS: usize = 64;
-/// Bytes that the only shard of an account may go up and down below the peak without publishing. Shards that join later see them at
-/// its next publication.
+/// The step of a shard that alone changes an account, below the peak. Shards that join later see the difference when it is published.
 pub const PEAK_STEP_ALONE_BYTES: usize = 8 << 20;
-/// The steps of all shards together are one part in this number of an account's peak.
+/// The steps of all shards together are an account's peak divided by this number.
 pub const PEAK_STEP_PART: usize = 8;
 
-/// Bytes and blocks: an amount, or a bound for one.
+/// An amount of bytes and blocks, or a bound for one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct BytesAndBlocks {
     pub(super) bytes: i64,
@@ -40,7 +39,7 @@ impl BytesAndBlocks {
     }
 }
 
-/// What all shards have published of one account, on a cache line of its own.
+/// The published sum of one account, on its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct PublishedTotal {
@@ -50,7 +49,7 @@ pub(super) struct PublishedTotal {
     shards: AtomicU32,
 }
 
-/// The published total of one account, looked up when a meter publishes.
+/// A reference to the published sum of one account, resolved when a meter publishes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Published<'a> {
     pub(super) accounts: &'a [PublishedTotal],
@@ -62,14 +61,14 @@ pub(super) struct Published<'a> {
 pub(super) struct Meter {
     /// Allocated minus freed, not yet published.
     pending: BytesAndBlocks,
-    /// What this shard has published.
+    /// The difference that this shard has published.
     published: BytesAndBlocks,
     freed: BytesAndBlocks,
     failures: u64,
     peak: BytesAndBlocks,
-    /// Above this difference the shard may raise the peak, or must publish.
+    /// Above this pending difference the shard may raise the peak, or must publish.
     ceiling: BytesAndBlocks,
-    /// Below this difference it must publish.
+    /// Below this pending difference it must publish.
     floor: BytesAndBlocks,
     /// Whether this shard is counted in [`PublishedTotal::shards`].
     has_joined: bool,
@@ -95,7 +94,7 @@ impl Meter {
         }
     }
 
-    /// Raises the peak, publishes if the difference has reached its step, and sets the bounds anew.
+    /// Raises the peak, publishes if the difference has reached its step, and recomputes the bounds.
     #[inline(never)]
     fn update(&mut self, Published { accounts, id }: Published<'_>) {
         // There is no id beyond the accounts.
@@ -137,20 +136,20 @@ impl Meter {
         all.blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
-    /// Returns the peak since the last call, and resets it to what is live.
+    /// Returns the peak since the last call, and resets it to `live`.
     pub(super) fn reset_peak(&mut self, live: BytesAndBlocks) -> BytesAndBlocks {
         (self.ceiling, self.floor) = Default::default();
         std::mem::replace(&mut self.peak, live)
     }
 
-    /// Allocated minus freed, of this shard.
+    /// Returns allocated minus freed of this shard.
     pub(super) fn live(&self) -> BytesAndBlocks {
         let mut live = self.published;
         live.add(self.pending.bytes, self.pending.blocks);
         live
     }
 
-    /// Adds the totals of an ended account, which has nothing live over all shards.
+    /// Adds the totals of an ended account, which has no live blocks over all shards.
     pub(super) fn absorb(&mut self, ended: &mut Self) {
         let live = ended.live();
         self.published.add(live.bytes, live.blocks);
@@ -178,7 +177,7 @@ impl Meter {
 }
 
 impl PublishedTotal {
-    /// What is published, and a difference that is not.
+    /// Returns the published sum plus an unpublished difference.
     fn plus(&self, pending: BytesAndBlocks) -> BytesAndBlocks {
         let mut sum = pending;
         sum.add(self.bytes.load(Ordering::Relaxed), self.blocks.load(Ordering::Relaxed));
@@ -193,10 +192,10 @@ impl PublishedTotal {
     }
 }
 
-/// Combinations of tag, stream and query whose ids a shard keeps.
+/// The number of combinations whose ids a shard caches.
 const RECENT: usize = 64;
 
-/// What an operation is counted under.
+/// The tag, stream and query that an operation counts for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Key {
     pub(super) tag: AllocTag,
@@ -205,7 +204,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// Where a shard keeps the ids of this combination.
+    /// Returns the index in [`Counts::recent`].
     #[inline(always)]
     pub(super) fn slot(&self) -> usize {
         let text = self.tag.0.as_ptr().addr();
@@ -214,7 +213,7 @@ impl Key {
     }
 }
 
-/// The numbers of a tag, a stream and a query, and whether there is a backtrace.
+/// The ids of a tag, a stream and a query, and whether there is a backtrace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Ids {
     pub(super) tag: u16,
@@ -224,14 +223,14 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// The ids in one word of a table.
+    /// Packs the ids into a word of the side table.
     #[inline(always)]
     pub(super) fn to_word(self) -> u64 {
         let ids = u64::from(self.tag) | u64::from(self.stream) << 16 | u64::from(self.query) << 32;
         ids | u64::from(self.is_traced) << 48
     }
 
-    /// The ids that a word of a table has.
+    /// Unpacks the ids from a word of the side table.
     #[inline(always)]
     pub(super) fn from_word(word: u64) -> Self {
         let (tag, stream, query) = (word as u16, (word >> 16) as u16, (word >> 32) as u16);
@@ -239,7 +238,7 @@ impl Ids {
     }
 }
 
-/// What all shards have published, by id.
+/// The published sums, by id.
 #[derive(Debug)]
 pub(super) struct GlobalTotals {
     pub(super) total: PublishedTotal,
@@ -329,7 +328,7 @@ impl Counts {
     #[inline(always)]
     pub(super) fn recent_ids(&self, key: &Key) -> Option<Ids> {
         let (known, ids) = self.recent[key.slot()].as_ref()?;
-        // By the address of its text: a tag at another address is found under the lock of the names.
+        // Compares the address of the text: a tag at another address is looked up under the lock of the names.
         let is_known = std::ptr::eq(known.tag.0, key.tag.0)
             && known.stream.0 == key.stream.0
             && known.query == key.query;
@@ -340,7 +339,7 @@ impl Counts {
         self.recent[key.slot()] = Some((key, ids));
     }
 
-    /// Forgets all combinations, since ids are recycled.
+    /// Clears the cached ids, since ids are recycled.
     pub(super) fn forget(&mut self) {
         self.recent = [None; RECENT];
     }

@@ -12,7 +12,7 @@ use crate::device_runtime::resource::{AllocTag, StreamId};
 pub struct Usage {
     /// Bytes of live blocks. Exact.
     pub current_bytes: usize,
-    /// The peak of live bytes. The module says how exact it is.
+    /// The peak of live bytes; see the module for its accuracy.
     pub peak_bytes: usize,
     /// Bytes of all blocks so far. Exact.
     pub total_bytes: u64,
@@ -20,9 +20,9 @@ pub struct Usage {
     pub freed_bytes: u64,
     /// Live blocks. Exact.
     pub current_blocks: usize,
-    /// The peak of live blocks. The module says how exact it is.
+    /// The peak of live blocks; see the module for its accuracy.
     pub peak_blocks: usize,
-    /// Blocks handed out so far. Exact.
+    /// Blocks allocated so far. Exact.
     pub allocations: u64,
     /// Blocks freed so far. Exact.
     pub deallocations: u64,
@@ -35,7 +35,7 @@ pub struct Usage {
 pub struct SizeHistogram(PowerHistogram);
 
 impl SizeHistogram {
-    /// Counts a size. Less one byte, so that a power of two ends its class.
+    /// Counts a size, less one byte, so that a power of two is the largest size of its class.
     #[inline(always)]
     pub(super) fn add(&mut self, bytes: usize) {
         self.0.add(bytes.saturating_sub(1) as u64);
@@ -45,7 +45,7 @@ impl SizeHistogram {
         self.0.merge(&other.0);
     }
 
-    /// Requests above `2^(log2 - 1)` bytes and up to `2^log2`.
+    /// The number of requests above `2^(log2 - 1)` bytes and up to `2^log2`.
     #[must_use]
     pub fn count(&self, log2: u32) -> u64 {
         self.0[log2 as usize]
@@ -61,7 +61,7 @@ impl SizeHistogram {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StatisticsSnapshot {
-    /// The device.
+    /// The ordinal of the device.
     pub device_ordinal: u32,
     /// All blocks.
     pub total: Usage,
@@ -69,7 +69,7 @@ pub struct StatisticsSnapshot {
     pub by_tag: Vec<(AllocTag, Usage)>,
     /// By stream of the allocation, in the order of their ids. A stream without live blocks may have moved to `other_streams`.
     pub by_stream: Vec<(StreamId, Usage)>,
-    /// By query; `None` is work outside of any query. A query without live blocks may have moved to `other_queries`.
+    /// By query; `None` is work outside of queries. A query without live blocks may have moved to `other_queries`.
     pub by_query: Vec<(Option<u64>, Usage)>,
     /// Tags beyond the first 1023.
     pub other_tags: Usage,
@@ -77,13 +77,13 @@ pub struct StatisticsSnapshot {
     pub other_streams: Usage,
     /// Queries beyond 1023, and those whose id was recycled.
     pub other_queries: Usage,
-    /// Requested bytes so far; the rest of `total.total_bytes` is rounding.
+    /// Requested bytes so far; `total.total_bytes` also includes rounding.
     pub requested_bytes: u64,
     /// The requested sizes.
     pub sizes: SizeHistogram,
     /// Failed allocations by kind of error.
     pub failures: Vec<(&'static str, u64)>,
-    /// Frees of blocks that were allocated before these statistics began.
+    /// Frees of blocks that these statistics did not count.
     pub unknown_frees: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The guard of a runtime, in code and as text.
+//! The guard setting of a runtime, and its text form.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -23,10 +23,10 @@ const ACCEPTED: &str =
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum GuardSetting {
-    /// None.
+    /// No guard.
     #[default]
     Off,
-    /// One with these settings.
+    /// A guard with these settings.
     On(GuardConfig),
 }
 

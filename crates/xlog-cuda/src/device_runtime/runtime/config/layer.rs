@@ -1,4 +1,4 @@
-//! A user's own layer of a stack that is built by configuration.
+//! A layer that the user adds to a stack.
 
 use std::fmt;
 use std::sync::Arc;

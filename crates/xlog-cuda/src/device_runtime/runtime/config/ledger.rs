@@ -1,4 +1,4 @@
-//! The ledger of a runtime, in code and as text.
+//! The ledger setting of a runtime, and its text form.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const ACCEPTED: &str = "\"off\", \"on\", the absolute path of a directory, or th
 
 const SUFFIX: &str = ".ledger";
 
-/// The ledger that `xlogmem exec` charges, as its library is told.
+/// The environment variable that names the ledger of `xlogmem exec`.
 #[cfg(feature = "ledger")]
 const EXEC_LEDGER: &str = "XLOG_EXEC_LEDGER";
 /// The file name of the library that `xlogmem exec` preloads.
@@ -38,22 +38,22 @@ const EXEC_LIBRARY: &str = "libxlog_preload.so";
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum LedgerSetting {
-    /// A GPU's own ledger in the default directory; none for a simulated device. If that directory cannot be made or written, the
-    /// runtime works without a ledger and reports it (`LedgerStatus::Unavailable`).
+    /// A GPU's own ledger in the default directory; none for a simulated device. If that directory cannot be created or written, the
+    /// runtime works without a ledger (`LedgerStatus::Unavailable`).
     #[default]
     Automatic,
-    /// None.
+    /// No ledger.
     Off,
     /// The device's own ledger in the default directory, for every kind of device, or an error.
     On,
     /// The device's own ledger in this directory, or an error.
     Directory(PathBuf),
-    /// This file, or an error. It belongs to one device: a process with several devices names a directory.
+    /// This file, or an error. A file serves one device: with several devices, name a directory.
     File(PathBuf),
 }
 
 impl LedgerSetting {
-    /// The ledger to open for a device; `None` for no ledger.
+    /// Returns the ledger to open for a device; `None` for no ledger.
     #[cfg(feature = "ledger")]
     pub(in crate::device_runtime::runtime) fn config_for(
         &self,
@@ -74,7 +74,7 @@ impl LedgerSetting {
         })
     }
 
-    /// Returns whether a ledger is required: the runtime then has one or is not built.
+    /// Returns whether a ledger is required: without it the runtime is not built.
     pub(in crate::device_runtime::runtime) fn is_demanded(&self) -> bool {
         matches!(self, Self::On | Self::Directory(_) | Self::File(_))
     }
@@ -86,7 +86,7 @@ impl LedgerSetting {
     }
 }
 
-/// The key of a device's ledger: a GPU's UUID, or `sim-N` for simulated devices, whose UUIDs have no meaning outside their process.
+/// Returns the key of a device's ledger: a GPU's UUID, or `sim-N`, since UUIDs of simulated devices have no meaning in other processes.
 #[cfg(feature = "ledger")]
 pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerResult<DeviceKey> {
     let properties = device.properties();
@@ -96,7 +96,7 @@ pub(in crate::device_runtime::runtime) fn key_of(device: &CudaDevice) -> LedgerR
     })
 }
 
-/// Whether the library of `xlogmem exec` charges the memory of this process to the ledger. The runtime would charge it a second time.
+/// Returns whether the library of `xlogmem exec` charges this process's memory to a ledger. The runtime must not charge it again.
 #[cfg(feature = "ledger")]
 fn is_counted_by_exec(kind: DeviceKind, variable: &str, is_loaded: fn() -> bool) -> bool {
     // Without the variable, the library joins the default ledger.
@@ -104,8 +104,8 @@ fn is_counted_by_exec(kind: DeviceKind, variable: &str, is_loaded: fn() -> bool)
     kind == DeviceKind::Cuda && is_asked_for() && is_loaded()
 }
 
-/// Whether the library of `xlogmem exec` is in this process. A child inherits the variables also where the library is not loaded: a static
-/// program, or one that drops LD_PRELOAD.
+/// Returns whether the library of `xlogmem exec` is loaded. The variable alone does not tell: a static program, or one that drops
+/// LD_PRELOAD, inherits it without the library.
 #[cfg(feature = "ledger")]
 fn is_loaded() -> bool {
     std::fs::read_to_string("/proc/self/maps").map_or(true, |files| files.contains(EXEC_LIBRARY))
@@ -120,7 +120,7 @@ fn is_key(name: &str) -> bool {
     DeviceKey::new(name).is_ok()
 }
 
-/// A build without ledgers refuses every file later.
+/// A build without ledgers refuses every file when it joins.
 #[cfg(not(feature = "ledger"))]
 fn is_key(name: &str) -> bool {
     !name.is_empty()

@@ -1,15 +1,15 @@
-//! The guard of a runtime in a build without the feature `guard`: there is none, and one that was asked for is refused.
+//! The guard setting of a runtime in a build without the feature `guard`: only `off` is accepted.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Result, XlogError};
 
-/// Which guard a shared runtime puts over its resource; the words of `XLOG_DEVICE_GUARD`.
+/// The guard that a shared runtime wraps around its resource; the values of `XLOG_DEVICE_GUARD`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum GuardSetting {
-    /// None.
+    /// No guard.
     #[default]
     Off,
 }

@@ -1,4 +1,4 @@
-//! The memory resource of a runtime, in code and as text.
+//! The memory resource of a runtime, and its text form.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! The setting of sampled stacks as text.
+//! The text form of the setting of sampled stacks.
 
 use std::str::FromStr;
 
