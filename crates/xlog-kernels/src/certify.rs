@@ -1,4 +1,4 @@
-//! Single accesses, right or wrong: what a certificate of memory checkers is made with.
+//! Single accesses, valid or not, for the certification of memory checkers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use xlog_cuda::{CudaDevice, DeviceStream, Result, kernel_image};
 /// The PTX of these kernels.
 pub const IMAGE: KernelImage = kernel_image!("certify");
 
-/// The kernels, ready for one device.
+/// The kernels, loaded on one device.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Certify {
 }
 
 impl Certify {
-    /// Loads the kernels on a GPU; on a simulated device there is nothing to load.
+    /// Loads the kernels on a GPU; a simulated device needs none.
     pub fn load(device: &CudaDevice) -> Result<Self> {
         if device.sim().is_some() {
             return Ok(Self { cuda: None });
@@ -51,14 +51,14 @@ impl Certify {
     /// Queues a write of one byte.
     ///
     /// # Safety
-    /// As for [`DeviceStream::memset`] with one byte; or the process is given up to whatever a wrong access does.
+    /// As for [`DeviceStream::memset`] with one byte, unless the process may be lost to a wrong access.
     pub unsafe fn poke(&self, stream: &DeviceStream, at: u64, value: u8) -> Result<()> {
         let Some(functions) = &self.cuda else {
             let kernel = SimKernel::new("poke", move |args| args.bytes_mut(0).fill(value));
             return stream.launch_sim(kernel.arg(at, 1, Access::Write));
         };
         let arguments = [at.into(), u32::from(value).into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the byte.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the byte.
         unsafe { stream.launch_cuda(&functions.0, LaunchShape::SINGLE, &arguments) }
     }
 
@@ -77,7 +77,7 @@ impl Certify {
             return stream.launch_sim(kernel);
         };
         let arguments = [to.into(), from.into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the bytes.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the bytes.
         unsafe { stream.launch_cuda(&functions.1, LaunchShape::SINGLE, &arguments) }
     }
 }

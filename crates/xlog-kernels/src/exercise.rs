@@ -1,7 +1,7 @@
-//! Kernels that exercise the runtime, on a GPU and as twins on the simulated device.
+//! Kernels that exercise the runtime, on a GPU and as equivalent closures on the simulated device.
 //!
-//! They keep a stream busy, leave patterns behind, and check whether a pattern is intact; [`host`] computes the same numbers
-//! on the CPU, so that every result can be verified. All arithmetic is on unsigned integers and wraps.
+//! They keep a stream busy, write patterns, and verify them. [`host`] computes the same results on the CPU, so that every
+//! result can be verified. All arithmetic is unsigned and wraps.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const WORD: usize = size_of::<u32>();
 
 /// The results of the kernels, computed on the CPU.
 pub mod host {
-    /// Word `at` of the pattern with this salt.
+    /// Returns word `at` of the pattern with this salt.
     #[must_use]
     pub fn word(salt: u32, at: u32) -> u32 {
         let mut x = at.wrapping_mul(0x9e37_79b9).wrapping_add(salt);
@@ -34,7 +34,7 @@ pub mod host {
         left.rotate_left(5).wrapping_add(right.wrapping_mul(2_654_435_761))
     }
 
-    /// One number for a sequence of words, which changes when two of them change places.
+    /// Folds a sequence of words into one number that depends on their order.
     #[must_use]
     pub fn fold(words: impl Iterator<Item = u32>) -> u64 {
         (1_u64..)
@@ -43,14 +43,14 @@ pub mod host {
             .fold(0, |sum, (weight, word)| sum.wrapping_add(u64::from(word).wrapping_mul(weight)))
     }
 
-    /// The sum that two patterns give when they are mixed and folded.
+    /// Returns the fold of two mixed patterns.
     #[must_use]
     pub fn mixed_sum(left: u32, right: u32, rows: usize) -> u64 {
         fold((0..rows as u32).map(|at| mix(word(left, at), word(right, at))))
     }
 }
 
-/// The kernels, ready for one device.
+/// The kernels, loaded on one device.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -87,7 +87,7 @@ struct Functions {
 }
 
 impl Exercise {
-    /// Loads the kernels on a GPU; on a simulated device there is nothing to load.
+    /// Loads the kernels on a GPU; a simulated device needs none.
     pub fn load(device: &CudaDevice) -> Result<Self> {
         if device.sim().is_some() {
             return Ok(Self { cuda: None });
@@ -106,7 +106,7 @@ impl Exercise {
 
     /// Queues one thread that spins for `ticks` of the GPU's clock and then stores `value`.
     ///
-    /// A simulated device has no clock of that kind and stores at once.
+    /// A simulated device has no such clock and stores immediately.
     ///
     /// # Safety
     /// As for [`DeviceStream::memset`], with the four bytes at `out`.
@@ -124,7 +124,7 @@ impl Exercise {
             return stream.launch_sim(kernel.arg(out, WORD, Access::Write));
         };
         let arguments = [ticks.into(), out.into(), value.into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory.
         unsafe { stream.launch_cuda(&functions.spin, LaunchShape::SINGLE, &arguments) }
     }
 
@@ -148,12 +148,11 @@ impl Exercise {
             return stream.launch_sim(kernel.arg(out, rows * WORD, Access::Write));
         };
         let arguments = [out.into(), (rows as u64).into(), salt.into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory.
         unsafe { launch_rows(stream, &functions.fill_pattern, rows, &arguments) }
     }
 
-    /// Queues a comparison of `rows` words with the pattern of `salt`; adds the number of different ones to the word at
-    /// `wrong`.
+    /// Queues a comparison of `rows` words with the pattern of `salt`, and adds the number of differences to the word at `wrong`.
     ///
     /// # Safety
     /// As for [`DeviceStream::memset`], with `rows` words at `data`, which are read, and the word at `wrong`.
@@ -182,11 +181,11 @@ impl Exercise {
             ));
         };
         let arguments = [data.into(), (rows as u64).into(), salt.into(), wrong.into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory.
         unsafe { launch_rows(stream, &functions.check_pattern, rows, &arguments) }
     }
 
-    /// Queues `out[i] = mix(left[i], right[i])` for `rows` words. The output overlaps no input.
+    /// Queues `out[i] = mix(left[i], right[i])` for `rows` words. The output must not overlap an input.
     ///
     /// # Safety
     /// As for [`DeviceStream::memset`], with `rows` words at each address; `left` and `right` are read.
@@ -207,7 +206,7 @@ impl Exercise {
             return stream.launch_sim(kernel);
         };
         let arguments = [out.into(), left.into(), right.into(), (rows as u64).into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory.
         unsafe { launch_rows(stream, &functions.mix, rows, &arguments) }
     }
 
@@ -236,7 +235,7 @@ impl Exercise {
             ));
         };
         let arguments = [data.into(), (rows as u64).into(), sum.into()];
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory.
         unsafe { launch_rows(stream, &functions.fold, rows, &arguments) }
     }
 }
@@ -249,7 +248,7 @@ unsafe fn launch_rows(
     rows: usize,
     arguments: &[KernelArgument],
 ) -> Result<()> {
-    // SAFETY: the caller answers for the arguments and the memory.
+    // SAFETY: the caller guarantees the arguments and access to the memory.
     unsafe { stream.launch_cuda(kernel, LaunchShape::for_rows(rows), arguments) }
 }
 

@@ -1,11 +1,11 @@
-//! Small kernels for tests, benches and the command line, on a GPU and as twins on the simulated device.
+//! Small kernels for tests, benches and the command line, on a GPU and as equivalent closures on the simulated device.
 //!
 //! | module | kernels |
 //! |---|---|
 //! | [`exercise`] | keep a stream busy, write patterns, verify them |
-//! | [`certify`] | single accesses, right or wrong, for a certificate of memory checkers |
+//! | [`certify`] | single accesses, valid or not, for the certification of memory checkers |
 //!
-//! The CUDA sources lie in `kernels/`, each beside the PTX that `scripts/build-kernels` built from it. Ordering is the caller's work: a
+//! `kernels/` has each CUDA source beside the PTX that `scripts/build-kernels` built from it. The caller orders the work: a
 //! launch does not announce the buffers that it uses.
 
 pub mod certify;

@@ -1,11 +1,10 @@
 //! Buffers: device memory of a runtime as a Python object.
 //!
 //! Invariants:
-//! - The memory lives until the buffer and everything that was handed out of it are gone.
-//! - The lock of a memory is taken without the interpreter's lock: its holder may wait for the device, and the device for a host function in
-//!   Python.
-//! - Work of a consumer that cannot be named when the memory is freed is waited for: the host then waits for the whole device.
-//! - The lock of a memory is held over every hand-over and over the decision to free, so that memory that is handed out is not freed.
+//! - The memory lives until the buffer and all its exports are gone.
+//! - The lock of a memory is taken without the GIL: its holder may wait for the device, which may wait for a host function in Python.
+//! - If a consumer's work cannot be identified at the free, the host waits for the whole device.
+//! - The lock is held during every export and during the decision to free, so exported memory is never freed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -28,22 +27,22 @@ use crate::stream::{Stream, handle_of};
 
 /// The memory of a buffer.
 pub(crate) struct Memory {
-    /// `None` once it was freed.
+    /// `None` after the free.
     slice: Mutex<Option<TrackedCudaSlice<u8>>>,
     runtime: Arc<XlogDeviceRuntime>,
     ptr: u64,
     bytes: usize,
-    /// Consumers that have it by DLPack now. Grows under the lock of `slice`.
+    /// The number of consumers that hold it by DLPack. Incremented under the lock of `slice`.
     lent: AtomicUsize,
-    /// Whether a consumer may have it by the CUDA array interface, which does not say when it is done. Set under the lock of `slice`.
+    /// Whether it was exported by the CUDA array interface, which does not report when the consumer is done. Set under that lock.
     is_exposed: AtomicBool,
-    /// Whether a consumer may have work on it that no clock knows.
+    /// Whether a consumer may have work on it that no clock covers.
     is_untracked: AtomicBool,
-    /// The owner of memory that was taken in. It gets it back once the slice is gone.
+    /// The owner of imported memory, which gets it back when the slice is dropped.
     lender: Mutex<Option<Lender>>,
 }
 
-/// Runs `work` without the interpreter's lock, whether this thread has it or not.
+/// Runs `work` without the GIL, whether this thread holds it or not.
 pub(crate) fn detached(work: impl Fn() + Send + Sync) {
     if Python::try_attach(|py| py.detach(&work)).is_none() {
         work();
@@ -88,7 +87,7 @@ impl Memory {
         self.slice.lock().as_mut().map_or_else(|| Err(Self::freed()), work)
     }
 
-    /// The stream of the allocation, while it is leased; the default stream afterwards.
+    /// Returns the stream of the allocation while it is leased, and the default stream afterwards.
     fn own_stream(&self) -> Result<StreamId> {
         let own = self.with(|slice| Ok(slice.stream()))?;
         let is_leased = self.runtime.stream_pool().resolve(own).is_some();
@@ -104,7 +103,7 @@ impl Memory {
         })
     }
 
-    /// Lends the memory to a consumer: its stream waits for every use. Without a stream the host waits.
+    /// Lends the memory to a consumer, whose stream waits for every use. Without a stream the host waits.
     pub(crate) fn lend(&self, stream: Option<usize>) -> Result<()> {
         self.with(|slice| {
             match (slice.id(), stream) {
@@ -121,7 +120,7 @@ impl Memory {
         })
     }
 
-    /// Makes the default stream wait for every use, for consumers that do not say when they are done; its number.
+    /// Makes the default stream wait for every use, for consumers that never report that they are done; returns its number.
     fn expose(&self) -> Result<usize> {
         self.with(|slice| {
             let stream = self.runtime.stream_pool().default_stream()?;
@@ -136,8 +135,7 @@ impl Memory {
 
     /// Takes the memory back from a consumer that used it on a stream: later uses and the free wait for the work queued there.
     ///
-    /// Only a handle that is valid for ever is touched, since the consumer's stream may be gone; for all others the free waits for the
-    /// device.
+    /// The stream may no longer exist, so only permanently valid handles are used; otherwise the free waits for the device.
     pub(crate) fn take_back(&self, stream: Option<usize>) {
         let recorded = stream
             .filter(|stream| foreign::is_permanent(&self.runtime, *stream))
@@ -151,13 +149,13 @@ impl Memory {
     fn record(&self, stream: usize) -> Result<()> {
         self.with(|slice| match slice.runtime_block() {
             None => Ok(()),
-            // SAFETY: the callers pass a stream that is valid: a permanent one, or one of a Python program that uses it now.
+            // SAFETY: the callers pass a valid stream: a permanent one, or one that a Python program is using.
             #[allow(unsafe_code)]
             Some(block) => unsafe { foreign::record_use(&self.runtime, block, stream) },
         })
     }
 
-    /// Frees the memory, unless a consumer has it: says why not.
+    /// Frees the memory; an error says which kind of consumer holds it.
     fn free(&self) -> Result<(), &'static str> {
         let mut slice = self.slice.lock();
         if self.lent.load(Ordering::Acquire) > 0 {
@@ -191,7 +189,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // The wait must not hold the interpreter's lock: a host function of another library may want it.
+        // The wait must not hold the GIL, which a host function of another library may need.
         detached(|| self.release(self.slice.lock().take()));
     }
 }
@@ -212,7 +210,7 @@ impl Buffer {
         &self.memory
     }
 
-    /// The stream of a copy: the given one, or the buffer's own.
+    /// Returns the stream of a copy: the given one, or the buffer's own.
     fn stream_of(&self, py: Python<'_>, stream: Option<&Stream>) -> PyResult<StreamId> {
         match stream {
             None => py.detach(|| self.memory.own_stream()).map_err(|error| exception(py, &error)),
@@ -271,7 +269,7 @@ impl Buffer {
         py.detach(|| self.memory.slice.lock().is_none())
     }
 
-    /// Copies bytes of the host to the device, ordered like any other use. `source` may be reused at once.
+    /// Copies host bytes to the device, ordered like any other use. `source` may be reused immediately.
     #[pyo3(signature = (source, *, stream = None))]
     fn copy_from(
         &self,
@@ -285,7 +283,7 @@ impl Buffer {
             .map_err(|error| exception(py, &error))
     }
 
-    /// The bytes, once everything that writes them has completed.
+    /// Returns the bytes after all writes to them have completed.
     #[pyo3(signature = (*, stream = None))]
     fn to_bytes<'py>(
         &self,
@@ -302,7 +300,7 @@ impl Buffer {
         py.detach(|| self.memory.fill(value)).map_err(|error| exception(py, &error))
     }
 
-    /// Copies another buffer of the same size on the device.
+    /// Copies another buffer of equal size on the device.
     #[pyo3(signature = (source, *, stream = None))]
     fn copy_from_device(
         &self,
@@ -314,7 +312,7 @@ impl Buffer {
             return Err(invalid(py, "a copy of a buffer to itself".to_owned(), "two buffers"));
         }
         let stream = self.stream_of(py, stream)?;
-        // Locked in the order of their addresses, so that two threads that copy in both directions do not wait for each other.
+        // Locked in address order, so that two threads copying in opposite directions do not deadlock.
         let (this, other) = (&self.memory, &source.memory);
         let copied = py.detach(|| {
             let is_first = Arc::as_ptr(this) < Arc::as_ptr(other);
@@ -330,14 +328,14 @@ impl Buffer {
         copied.map_err(|error| exception(py, &error))
     }
 
-    /// Records that work queued on a stream of another library so far may use the buffer: later uses and the free wait for it.
+    /// Records that work queued so far on a stream of another library may use the buffer: later uses and the free wait for it.
     ///
     /// `stream` is the number of a live stream of this device, as other libraries pass it.
     fn record_use(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
         py.detach(|| self.memory.record(stream)).map_err(|error| exception(py, &error))
     }
 
-    /// Frees the memory in stream order. Refused while another library has it, or may have it by the CUDA array interface.
+    /// Frees the memory in stream order. Refused while another library holds it, or if it was exported by the CUDA array interface.
     fn free(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.memory.free()).map_err(PyBufferError::new_err)
     }
@@ -346,7 +344,7 @@ impl Buffer {
         (self.device_type() as i32, self.memory.runtime.device_ordinal())
     }
 
-    /// The buffer as a DLPack capsule: the consumer's `stream` waits for every use of it, and the memory stays until the consumer is done.
+    /// Exports the buffer as a DLPack capsule. The consumer's `stream` waits for every use; the memory stays until the consumer is done.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,
@@ -368,9 +366,9 @@ impl Buffer {
             )));
         }
         let stream = match (stream, self.device_type()) {
-            // No synchronisation is asked for.
+            // The consumer requests no synchronization.
             (Some(-1), _) => None,
-            // DLPack reserves 0. Either default stream can be meant, and the legacy one is ordered with both.
+            // DLPack reserves 0. It may mean either default stream, and the legacy one is ordered with both.
             (Some(0), DeviceType::Cuda) => Some(foreign::LEGACY),
             (Some(stream), _) => Some(usize::try_from(stream).map_err(|_| {
                 PyValueError::new_err(format!(
@@ -390,7 +388,7 @@ impl Buffer {
         )
     }
 
-    /// The CUDA array interface, version 3. The stream in it waits for every use of the buffer.
+    /// The CUDA array interface, version 3. Its stream waits for every use of the buffer.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.device_type() != DeviceType::Cuda {
@@ -430,7 +428,7 @@ impl Buffer {
     }
 }
 
-/// The bytes of an object with the buffer protocol: bytes, a memoryview, an array of NumPy.
+/// Returns the bytes of an object with the buffer protocol: bytes, a memoryview, a NumPy array.
 fn host_bytes(source: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let py = source.py();
     let flat = py.import("builtins")?.getattr("memoryview")?.call1((source,)).map_err(|_| {

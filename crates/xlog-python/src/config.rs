@@ -1,4 +1,4 @@
-//! Settings that Python passes, as a configuration of the runtime.
+//! Converts the settings that Python passes to a configuration of the runtime.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -33,7 +33,7 @@ impl<'py> FromPyObject<'_, 'py> for Size {
     }
 }
 
-/// The settings of `open`, `configure` and the frameworks' `enable`. A setting that is not given, or `None`, leaves the configuration as it is.
+/// Applies the settings of `open`, `configure` and the frameworks' `enable`. A missing setting, or `None`, changes nothing.
 pub(crate) fn apply(
     config: RuntimeConfig,
     options: Option<&Bound<'_, PyDict>>,

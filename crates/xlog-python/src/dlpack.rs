@@ -1,4 +1,4 @@
-//! DLPack: the C structures, and capsules of our memory.
+//! DLPack: the C structures, and capsules of exported memory.
 
 use std::ffi::{CStr, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ pub(crate) const LEGACY_USED: &CStr = c"used_dltensor";
 pub(crate) const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 pub(crate) const VERSIONED_USED: &CStr = c"used_dltensor_versioned";
 
-/// The kinds of memory that we hand out, by their numbers in DLPack.
+/// The kinds of exported memory, by their numbers in DLPack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DeviceType {
     Cuda = 2,
@@ -146,7 +146,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Refuses lengths below zero and arrays whose bytes cannot be counted.
+    /// Refuses negative lengths and arrays whose size in bytes overflows.
     pub(crate) fn new(shape: Vec<i64>, dtype: Dtype) -> PyResult<Self> {
         let mut bytes = Some(dtype.size());
         for &length in &shape {
@@ -177,7 +177,7 @@ impl Layout {
         self.bytes
     }
 
-    /// Whether strides, in elements, are those of the contiguous array. Dimensions of length 1 have any.
+    /// Returns whether strides, in elements, are those of the contiguous array. Dimensions of length 1 may have any.
     pub(crate) fn has_strides(&self, strides: &[i64]) -> bool {
         let mut expected = 1;
         self.shape.iter().zip(strides).rev().all(|(&length, &stride)| {
@@ -188,21 +188,21 @@ impl Layout {
     }
 }
 
-/// Memory that a consumer has.
+/// Memory that a consumer holds.
 pub(crate) struct Loan {
     pub(crate) memory: Arc<Memory>,
-    /// The stream on which the consumer asked for it.
+    /// The stream on which the consumer requested it.
     pub(crate) stream: Option<usize>,
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        // A consumer drops it with the interpreter's lock or without.
+        // A consumer drops it with or without the GIL.
         detached(|| self.memory.take_back(self.stream));
     }
 }
 
-/// A managed tensor with what its pointers point to.
+/// A managed tensor with the data that its pointers refer to.
 #[repr(C)]
 struct Export<T> {
     managed: T,
@@ -211,7 +211,7 @@ struct Export<T> {
     _loan: Loan,
 }
 
-/// Ends an export. The consumer may call it on any thread, with or without the interpreter's lock.
+/// Ends an export. The consumer may call it on any thread, with or without the GIL.
 ///
 /// # Safety
 /// `managed` is the first field of a leaked [`Export`], and is not used again.
@@ -222,12 +222,12 @@ unsafe extern "C" fn delete<T>(managed: *mut T) {
     let managed = managed.cast::<Export<T>>();
     // A panic must not unwind into C.
     let _ = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the caller promises that it is an export of ours; `managed` is the first field of a C layout.
+        // SAFETY: the caller guarantees that it is an export of ours; `managed` is the first field of a C layout.
         drop(unsafe { Box::from_raw(managed) });
     }));
 }
 
-/// The capsule of a loan.
+/// Creates the capsule of a loan.
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     loan: Loan,
@@ -287,14 +287,14 @@ fn new_capsule<'py, T>(
     let tensor = tensor(&mut export.managed);
     (tensor.shape, tensor.strides) = (shape, strides);
     let managed = Box::into_raw(export).cast::<c_void>();
-    // SAFETY: the pointer is not null, the name is static, and the destructor fits it.
+    // SAFETY: the pointer is not null, the name is static, and the destructor matches it.
     let capsule = unsafe { ffi::PyCapsule_New(managed, name.as_ptr(), Some(destroy)) };
     if capsule.is_null() {
         // SAFETY: no capsule owns it.
         unsafe { delete(managed.cast::<T>()) };
         return Err(PyErr::fetch(py));
     }
-    // SAFETY: a new reference to an object.
+    // SAFETY: it is a new reference to an object.
     Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
 
@@ -303,7 +303,7 @@ fn new_capsule<'py, T>(
 /// # Safety
 /// Python calls it with a capsule of [`capsule`].
 unsafe extern "C" fn destroy_legacy(capsule: *mut ffi::PyObject) {
-    // SAFETY: the capsule is alive during this call; a consumer changes its name and takes the tensor.
+    // SAFETY: the capsule is live during this call; a consumer that takes the tensor renames it.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, LEGACY_NAME.as_ptr()) == 1 {
             delete(

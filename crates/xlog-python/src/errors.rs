@@ -1,4 +1,4 @@
-//! Errors of the runtime as the exceptions of `xlogmem._errors`, with their fields.
+//! Converts errors of the runtime to the exceptions of `xlogmem._errors`, with their fields.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -7,7 +7,7 @@ use xlog_cuda::device_runtime::{OomReport, ResourceError, StreamPoolError};
 
 use crate::value::from_json;
 
-/// An exception of `xlogmem._errors` in the making.
+/// An exception of `xlogmem._errors` under construction.
 struct Exception<'py> {
     class: &'static str,
     text: String,
@@ -30,17 +30,17 @@ impl<'py> Exception<'py> {
     }
 }
 
-/// The exception of an error of the runtime.
+/// Returns the exception of a runtime error.
 pub(crate) fn exception(py: Python<'_>, error: &XlogError) -> PyErr {
     convert(py, error).unwrap_or_else(|failure| failure)
 }
 
-/// The exception of an error of a resource.
+/// Returns the exception of a resource error.
 pub(crate) fn resource_exception(py: Python<'_>, error: ResourceError) -> PyErr {
     exception(py, &XlogError::Resource(error))
 }
 
-/// A value that is not accepted.
+/// Returns the exception of an invalid value.
 pub(crate) fn invalid(py: Python<'_>, value: String, accepted: &str) -> PyErr {
     resource_exception(py, ResourceError::InvalidRequest { value, accepted: accepted.to_owned() })
 }
@@ -66,7 +66,7 @@ fn convert(py: Python<'_>, error: &XlogError) -> PyResult<PyErr> {
         XlogError::Driver(_) => of("DriverError").build(),
         XlogError::Resource(error) => resource(py, error, text),
         _ => match std::error::Error::source(error).and_then(|cause| cause.downcast_ref()) {
-            // The cause decides the class; the text is the whole one.
+            // The cause determines the class, but the message is that of the whole error.
             Some(XlogError::Open { spec, .. }) => {
                 of("DeviceUnavailable").field("spec", spec)?.build()
             }
@@ -108,7 +108,7 @@ fn resource(py: Python<'_>, error: &ResourceError, text: String) -> PyResult<PyE
     }
 }
 
-/// A report of a refusal as a dict.
+/// Converts the report of a refusal to a dict.
 pub(crate) fn report_value(py: Python<'_>, report: &OomReport) -> PyResult<Py<PyAny>> {
     let object = from_json(py, &report.to_json())?.into_bound(py);
     object.set_item("text", report.to_string())?;

@@ -1,8 +1,8 @@
-//! The allocator behind CuPy, Numba, cuda.core and RMM: addresses instead of objects, and streams of the framework.
+//! The allocator for CuPy, Numba, cuda.core and RMM, with addresses instead of objects and the framework's streams.
 //!
-//! Memory is that of the shared runtime. A stream is adopted for each call, so it may be destroyed afterwards. Work on a block between its
-//! allocation and its free is not announced: the free waits for everything queued by then on the streams that it names, or for the device.
-//! A block that is freed on a captured stream is parked: nothing can be ordered after that stream now, and later it may be gone.
+//! Memory comes from the shared runtime. A stream is adopted for each call, so it may be destroyed afterwards. Work on a block
+//! is not announced: the free waits for everything queued so far on the streams that it names, or on the device. A block freed
+//! on a captured stream is parked: nothing can wait for that stream now, and it may be destroyed later.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct Allocator {
 
 #[pymethods]
 impl Allocator {
-    /// The shared runtime of the device is built at the first allocator.
+    /// Builds the device's shared runtime at the first allocator.
     #[new]
     #[pyo3(signature = (device = 0))]
     fn new(py: Python<'_>, device: u32) -> PyResult<Self> {
@@ -58,7 +58,7 @@ impl Allocator {
         Ok(ptr)
     }
 
-    /// Frees memory once everything queued on these streams so far has completed; without streams, everything on the device.
+    /// Frees memory after everything queued on these streams so far has completed; without streams, everything on the device.
     #[pyo3(signature = (ptr, streams = None))]
     fn free(&self, py: Python<'_>, ptr: u64, streams: Option<Vec<usize>>) -> PyResult<()> {
         if ptr == 0 {
@@ -72,7 +72,7 @@ impl Allocator {
         py.detach(|| self.release(block, streams.as_deref())).map_err(|error| exception(py, &error))
     }
 
-    /// Free and total bytes, within the limit.
+    /// Returns free and total bytes, within the limit.
     fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let info = self.runtime.device().memory_info().map_err(|error| exception(py, &error))?;
         let Some(budget) = self.runtime.budget() else { return Ok((info.free, info.total)) };
@@ -87,7 +87,7 @@ impl Allocator {
 
 impl Allocator {
     fn allocate_on(&self, nbytes: usize, stream: usize) -> Result<DeviceBlock> {
-        // SAFETY: a framework passes its own stream, which lives while it calls.
+        // SAFETY: a framework passes its own stream, which is live during the call.
         #[allow(unsafe_code)]
         let adopted = unsafe { foreign::adopt(&self.runtime, stream)? };
         let block = self.runtime.allocate(nbytes, adopted.id(), current_tag())?;
@@ -113,18 +113,18 @@ impl Allocator {
     }
 
     fn is_captured(&self, stream: usize) -> bool {
-        // SAFETY: a framework passes its own streams, which live while it calls.
+        // SAFETY: a framework passes its own streams, which are live during the call.
         #[allow(unsafe_code)]
         unsafe {
             foreign::is_captured(&self.runtime, stream)
         }
     }
 
-    /// Records the work on a stream as a use of a block; whether that is possible.
+    /// Records the work on a stream as a use of a block; returns false if that is not possible.
     fn record(&self, block: &DeviceBlock, stream: usize) -> bool {
-        // The free may run on another thread than the work.
+        // The work may be on another thread's per-thread stream than the free.
         let is_per_thread = foreign::is_per_thread(&self.runtime, stream);
-        // SAFETY: a framework passes its own streams, which live while it calls.
+        // SAFETY: a framework passes its own streams, which are live during the call.
         #[allow(unsafe_code)]
         let recorded = || unsafe { foreign::record_use(&self.runtime, block, stream) };
         !is_per_thread && recorded().is_ok()

@@ -1,7 +1,7 @@
-//! Memory whose last use no stream names: it is freed once the host has seen the device idle.
+//! Memory whose last use is on an unknown stream: it is freed after the host has seen the device idle.
 //!
-//! A wait for the device fails while any code captures a graph. Then the memory is parked, and the next wait for its runtime that succeeds frees
-//! it.
+//! A wait for the device fails while any code captures a graph. Then the memory is parked until the next successful wait for
+//! its runtime.
 //!
 //! Invariants:
 //! - Nothing is freed before a wait that began after it was parked has succeeded, or the device is lost.
@@ -13,16 +13,16 @@ use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{ResourceError, XlogDeviceRuntime};
 use xlog_cuda::{Result, XlogError};
 
-/// Who calls.
+/// The caller of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// A function of Python, without the interpreter's lock. What it parks may call other libraries when it is freed.
+    /// A Python function, without the GIL. Freeing what it parked may call other libraries.
     Python,
-    /// PyTorch, which may hold its locks: only what it has parked itself is freed then.
+    /// PyTorch, which may hold its own locks, so it frees only what PyTorch parked.
     Torch,
 }
 
-/// A free that has to wait.
+/// A free that must wait.
 struct Parked {
     by: By,
     runtime: Arc<XlogDeviceRuntime>,
@@ -36,12 +36,12 @@ impl By {
         Arc::ptr_eq(&parked.runtime, runtime) && (self == Self::Python || self == parked.by)
     }
 
-    /// Waits until everything queued on the device has completed, and frees what is parked.
+    /// Waits until everything queued on the device has completed, and frees the parked memory.
     pub(crate) fn wait(self, runtime: &Arc<XlogDeviceRuntime>) -> Result<()> {
         let parked: Vec<_> =
             PARKED.lock().extract_if(.., |each| self.frees(each, runtime)).collect();
         let waited = runtime.device().synchronize();
-        // After a lost device there is nothing to wait for.
+        // A lost device runs nothing to wait for.
         let is_lost = matches!(&waited, Err(XlogError::Driver(error)) if error.is_device_lost());
         match waited.is_ok() || is_lost {
             true => parked.into_iter().for_each(|each| (each.free)()),
@@ -50,7 +50,7 @@ impl By {
         waited
     }
 
-    /// Frees after a later wait.
+    /// Defers the free to a later wait.
     pub(crate) fn park(
         self,
         runtime: &Arc<XlogDeviceRuntime>,
@@ -60,24 +60,24 @@ impl By {
         PARKED.lock().push(parked);
     }
 
-    /// Frees after a wait, or, if that fails, after a later one.
+    /// Frees after a wait or, if that fails, after a later one.
     pub(crate) fn free(
         self,
         runtime: &Arc<XlogDeviceRuntime>,
         free: impl FnOnce() + Send + 'static,
     ) {
         self.park(runtime, free);
-        // What failed stays parked.
+        // After a failed wait the memory stays parked.
         let _ = self.wait(runtime);
     }
 
-    /// [`By::wait`] if something is parked; whether that was freed.
+    /// Calls [`By::wait`] if something is parked; returns whether it was freed.
     pub(crate) fn sweep(self, runtime: &Arc<XlogDeviceRuntime>) -> Result<bool> {
         let has_parked = PARKED.lock().iter().any(|each| self.frees(each, runtime));
         if has_parked { self.wait(runtime).map(|()| true) } else { Ok(false) }
     }
 
-    /// Allocates. If memory is short, once more without what is parked.
+    /// Allocates. If memory is short, frees what is parked and tries once more.
     pub(crate) fn with_room<T>(
         self,
         runtime: &Arc<XlogDeviceRuntime>,
@@ -92,7 +92,7 @@ impl By {
     }
 }
 
-/// Whether a request was refused for want of memory.
+/// Returns whether a request was refused for lack of memory.
 pub(crate) fn is_short(error: &XlogError) -> bool {
     matches!(
         error,

@@ -1,7 +1,7 @@
 //! Memory of other libraries as buffers: DLPack and the CUDA array interface.
 //!
-//! A block of the runtime stands for the memory, so its uses are ordered by the runtime's clocks. When the buffer goes, the host waits for
-//! these uses before the owner gets the memory back: neither protocol names a stream for that.
+//! A block of the runtime represents the memory, so the runtime's clocks order its uses. When the buffer is dropped, the host waits
+//! for these uses before it returns the memory to its owner: neither protocol names a stream for the return.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -25,31 +25,31 @@ use crate::foreign;
 use crate::idle::By;
 use crate::stream::{Stream, handle_of};
 
-/// The owner of memory that was taken in.
+/// The owner of imported memory.
 pub(crate) enum Lender {
     Dlpack {
         _tensor: Managed,
     },
-    /// A Python object, which is kept.
+    /// A Python object, kept alive.
     Object {
         _owner: Py<PyAny>,
     },
 }
 
-/// A managed tensor whose deleter is ours to call, once.
+/// A managed tensor whose deleter must be called exactly once.
 pub(crate) enum Managed {
     Legacy(*mut DlManagedTensor),
     Versioned(*mut DlManagedTensorVersioned),
 }
 
-// SAFETY: DLPack lets the deleter run on any thread, and it is called once, by the drop.
+// SAFETY: DLPack permits the deleter on any thread, and the drop calls it once.
 unsafe impl Send for Managed {}
 // SAFETY: shared access reads nothing.
 unsafe impl Sync for Managed {}
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        // SAFETY: the tensor was taken out of its capsule, so this is its only owner.
+        // SAFETY: the tensor was taken from its capsule, so this is its only owner.
         let delete = || unsafe {
             match *self {
                 Self::Legacy(tensor) => {
@@ -64,7 +64,7 @@ impl Drop for Managed {
                 }
             }
         };
-        // Some deleters expect the interpreter's lock.
+        // Some deleters require the GIL.
         if Python::try_attach(|_| delete()).is_none() {
             delete();
         }
@@ -72,11 +72,11 @@ impl Drop for Managed {
 }
 
 impl Lender {
-    /// Waits for every use of a buffer over the lender's memory, and gives it back.
+    /// Waits for every use of a buffer over the lender's memory, and returns the memory.
     pub(crate) fn give_back(self, runtime: &Arc<XlogDeviceRuntime>, slice: TrackedCudaSlice<u8>) {
         let wait = || -> Result<()> {
             let stream = runtime.stream_pool().default_stream()?;
-            // SAFETY: a stream of the runtime, which lives until the end of this call.
+            // SAFETY: it is a stream of the runtime, which lives until the end of this call.
             let adopted = unsafe { foreign::adopt(runtime, handle_of(&stream))? };
             adopted.give_back(slice)?;
             stream.synchronize()
@@ -87,7 +87,6 @@ impl Lender {
     }
 }
 
-/// An array of another library.
 struct Array {
     ptr: u64,
     layout: Layout,
@@ -96,7 +95,7 @@ struct Array {
     lender: Lender,
 }
 
-/// A buffer over an array of another library, by DLPack or the CUDA array interface.
+/// Returns a buffer over an array of another library, by DLPack or the CUDA array interface.
 pub(crate) fn import(
     py: Python<'_>,
     manager: &GpuMemoryManager,
@@ -114,7 +113,7 @@ pub(crate) fn import(
     };
     let Array { ptr, layout, stream, lender } = array;
     let adopted = py.detach(|| {
-        // SAFETY: the array's owner names a stream of its own, which lives now; its memory lives until it gets it back.
+        // SAFETY: the array's owner names its own stream, which is live now. Its memory lives until the owner gets it back.
         unsafe {
             let stream = foreign::adopt(manager.runtime(), stream)?;
             stream.adopt::<u8>(manager, ptr, layout.bytes())
@@ -144,7 +143,7 @@ fn from_dlpack(runtime: &Arc<XlogDeviceRuntime>, object: &Bound<'_, PyAny>) -> P
     options.set_item("stream", stream)?;
     options.set_item("max_version", (1, 0))?;
     let capsule = match object.call_method("__dlpack__", (), Some(&options)) {
-        // A producer of before DLPack 1.0.
+        // A producer that predates DLPack 1.0.
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
             options.del_item("max_version")?;
             object.call_method("__dlpack__", (), Some(&options))?
@@ -165,7 +164,7 @@ fn from_dlpack(runtime: &Arc<XlogDeviceRuntime>, object: &Bound<'_, PyAny>) -> P
 /// Takes the tensor out of a capsule.
 fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Managed> {
     let pointer = |name: &CStr, used: &CStr| -> PyResult<Option<*mut c_void>> {
-        // SAFETY: calls of Python with an object of this thread; both names are static in their callers.
+        // SAFETY: these are Python calls with an object of this thread; both names are static in the callers.
         unsafe {
             if ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 1 {
                 return Ok(None);
@@ -179,7 +178,7 @@ fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Managed> {
     };
     if let Some(tensor) = pointer(VERSIONED_NAME, VERSIONED_USED)? {
         let tensor = tensor.cast::<DlManagedTensorVersioned>();
-        // SAFETY: a capsule of this name has such a tensor; the version comes first in every version.
+        // SAFETY: a capsule of this name holds such a tensor; the version comes first in every version.
         let (major, managed) = unsafe { ((*tensor).major, Managed::Versioned(tensor)) };
         if major != 1 {
             return Err(PyBufferError::new_err(format!(
@@ -194,14 +193,14 @@ fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Managed> {
     }
 }
 
-/// Address and layout of a tensor.
+/// Returns the address and layout of a tensor.
 fn read(tensor: &DlTensor) -> PyResult<(u64, Layout)> {
     let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
     let list = |from: *const i64| {
         if from.is_null() || dimensions == 0 {
             return Vec::new();
         }
-        // SAFETY: DLPack: `ndim` lengths and, unless null, `ndim` strides.
+        // SAFETY: DLPack guarantees `ndim` lengths and, unless null, `ndim` strides.
         unsafe { std::slice::from_raw_parts(from, dimensions) }.to_vec()
     };
     let layout = Layout::new(list(tensor.shape), Dtype::of_raw(tensor.dtype)?)?;
@@ -250,20 +249,20 @@ fn from_interface(
         ));
     }
     if stream.is_none() && version < 3 {
-        // Version 2 does not say where the work on it is queued.
+        // Version 2 does not name the stream of the producer's work.
         py.detach(|| By::Python.wait(runtime)).map_err(|error| exception(py, &error))?;
     }
     let lender = Lender::Object { _owner: object.clone().unbind() };
     Ok(Array { ptr, layout, stream: stream.unwrap_or(foreign::LEGACY), lender })
 }
 
-/// Queues a fill without an announcement, as another library would. Only on a simulated device, which validates addresses.
+/// Queues an unannounced fill, as another library would. Only on a simulated device, which validates addresses.
 pub(crate) fn queue_unannounced(stream: &Stream, ptr: u64, bytes: usize, value: u8) -> Result<()> {
     let stream = stream.stream();
     if stream.device().properties().kind == DeviceKind::Cuda {
         return Err(only_simulated());
     }
-    // SAFETY: the simulated device validates the range, and reports a missing order.
+    // SAFETY: the simulated device validates the range and reports races.
     unsafe { stream.memset(ptr, value, bytes) }
 }
 
@@ -277,7 +276,7 @@ pub(crate) fn set_capturing(stream: &Stream, is_captured: bool) -> Result<()> {
 /// Makes the next wait for a simulated device fail, as an open capture does.
 pub(crate) fn fail_next_wait(device: &CudaDevice) -> Result<()> {
     let faults = device.sim().ok_or_else(only_simulated)?.faults();
-    // The code of the driver for a wait beside a capture.
+    // The driver's code for a wait during a capture.
     faults.fail_nth(Call::Synchronize, 1, Fault::Code(900));
     Ok(())
 }

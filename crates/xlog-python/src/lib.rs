@@ -1,11 +1,11 @@
 //! The native part of the Python package `xlogmem`.
 //!
-//! `xlogmem._native` has the runtime, streams, buffers and scopes as Python objects, and exports the C functions that PyTorch calls as its
-//! allocator (`torch`). The Python files of the package connect the frameworks.
+//! `xlogmem._native` has the runtime, streams, buffers and scopes as Python objects, and exports the C functions of PyTorch's
+//! pluggable allocator (`torch`). The package's Python files connect the frameworks.
 //!
 //! Invariants:
 //! - No panic crosses into C or Python: PyO3 turns one into an exception, and the C functions catch it.
-//! - The interpreter's lock is not held while a call waits for the device, and is never taken inside a C function.
+//! - No call holds the GIL while it waits for the device, and no C function takes it.
 
 #![deny(unsafe_code)]
 
@@ -46,7 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(runtime::configure, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::last_oom, module)?)?;
     module.add_function(wrap_pyfunction!(runtime::refresh_limits, module)?)?;
-    // At the end of a Python program objects are alive, and that is no leak.
+    // Objects are live at the end of a Python program; that is not a leak.
     set_leak_handler(|_| {});
     torch::add_to(module)
 }

@@ -1,6 +1,6 @@
 //! A log that can be turned on and off while a runtime is in use.
 //!
-//! A `LoggingResource` over everything emits to this sink. While no file is open the records end here.
+//! A `LoggingResource` at the top of the stack emits to this sink, which discards records while no file is open.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use xlog_cuda::device_runtime::{
     LogRecord, LoggingResource, LoggingSink, RuntimeConfig, SinkError, open_log,
 };
 
-/// The sink that forwards to a log file while one is open.
+/// A sink that forwards to a log file while one is open.
 #[derive(Default)]
 pub(crate) struct LogSwitch {
     is_on: AtomicBool,
@@ -20,13 +20,13 @@ pub(crate) struct LogSwitch {
 }
 
 impl LogSwitch {
-    /// Puts a log on this switch over the stack of `config`.
+    /// Adds a log to this switch on top of the stack of `config`.
     pub(crate) fn layer(self: &Arc<Self>, config: RuntimeConfig) -> RuntimeConfig {
         let switch = self.clone();
         config.with_layer(move |inner| Box::new(LoggingResource::new(inner, switch.clone())))
     }
 
-    /// Opens `path` as the log of a device, instead of the one before.
+    /// Opens `path` as the log of a device and closes the previous one.
     pub(crate) fn turn_on(&self, path: &Path, device_ordinal: u32) -> Result<()> {
         self.turn_off()?;
         *self.file.lock() = Some(open_log(path, device_ordinal)?);
@@ -34,7 +34,7 @@ impl LogSwitch {
         Ok(())
     }
 
-    /// Writes what is left and closes the file.
+    /// Flushes and closes the file.
     pub(crate) fn turn_off(&self) -> Result<()> {
         self.is_on.store(false, Ordering::Relaxed);
         let file = self.file.lock().take();

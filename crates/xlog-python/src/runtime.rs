@@ -27,7 +27,7 @@ use crate::value::object;
 #[pyclass(frozen, weakref, module = "xlogmem")]
 pub(crate) struct Runtime {
     manager: GpuMemoryManager,
-    /// `None` for a shared runtime, whose log is set by its configuration.
+    /// `None` for a shared runtime, whose configuration sets the log.
     log: Option<Arc<LogSwitch>>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn open(
     Ok(Runtime { manager: GpuMemoryManager::with_runtime(runtime), log: Some(log) })
 }
 
-/// The runtime of a device that the whole process shares, also with the frameworks.
+/// Returns the runtime of a device that the whole process shares, including the frameworks.
 #[pyfunction]
 #[pyo3(signature = (device = 0))]
 pub(crate) fn shared(py: Python<'_>, device: u32) -> PyResult<Runtime> {
@@ -61,7 +61,7 @@ pub(crate) fn shared(py: Python<'_>, device: u32) -> PyResult<Runtime> {
     Ok(Runtime::over(runtime))
 }
 
-/// Sets the configuration of the shared runtime of a device, before its first use.
+/// Sets the configuration of a device's shared runtime, before its first use.
 #[pyfunction]
 #[pyo3(signature = (device = 0, **options))]
 pub(crate) fn configure(
@@ -75,20 +75,20 @@ pub(crate) fn configure(
     XlogDeviceRuntime::configure(device, config).map_err(failed)
 }
 
-/// Gives all runtimes of this process their limits of now, after its quota was changed; the number of runtimes.
+/// Updates the limits of all runtimes of this process after a change of its quota; returns the number of runtimes.
 #[pyfunction]
 pub(crate) fn refresh_limits(py: Python<'_>) -> usize {
     py.detach(XlogDeviceRuntime::refresh_all_limits)
 }
 
-/// The report of this thread's last refusal, by any runtime.
+/// Returns the report of this thread's last refusal, by any runtime.
 #[pyfunction]
 pub(crate) fn last_oom(py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
     OomReport::last_of_thread().map(|report| report_value(py, &report)).transpose()
 }
 
 impl Runtime {
-    /// A handle on a runtime whose log is set by its configuration.
+    /// Wraps a runtime whose configuration sets the log.
     pub(crate) fn over(runtime: Arc<XlogDeviceRuntime>) -> Self {
         Self { manager: GpuMemoryManager::with_runtime(runtime), log: None }
     }
@@ -114,7 +114,7 @@ impl Runtime {
 
 #[pymethods]
 impl Runtime {
-    /// The device as it was opened, such as `cuda:0` or `sim`.
+    /// The opened device, such as `cuda:0` or `sim`.
     #[getter]
     fn device(&self) -> &str {
         self.runtime().device().spec()
@@ -125,7 +125,7 @@ impl Runtime {
         self.runtime().device_ordinal()
     }
 
-    /// Allocates bytes without a type.
+    /// Allocates untyped bytes.
     #[pyo3(signature = (nbytes, *, stream = None, tag = None))]
     fn allocate(
         &self,
@@ -168,7 +168,7 @@ impl Runtime {
         Ok(Buffer::new(Memory::new(self.runtime(), slice, None), layout))
     }
 
-    /// A buffer over an array of another library, by DLPack or the CUDA array interface.
+    /// Creates a buffer over an array of another library, by DLPack or the CUDA array interface.
     #[pyo3(name = "from_array")]
     fn import_array(&self, py: Python<'_>, array: &Bound<'_, PyAny>) -> PyResult<Buffer> {
         import::import(py, &self.manager, array)
@@ -184,7 +184,7 @@ impl Runtime {
         Stream::default_of(py, self.runtime())
     }
 
-    /// A scope of the budget: at most `hard` bytes, of which `soft` are guaranteed.
+    /// Creates a scope of the budget: at most `hard` bytes, of which `soft` are guaranteed.
     #[pyo3(signature = (name, hard, soft = None))]
     fn scope(&self, py: Python<'_>, name: &str, hard: Size, soft: Option<Size>) -> PyResult<Scope> {
         let whole = self.whole();
@@ -193,7 +193,7 @@ impl Runtime {
         Ok(Scope::new(scope.map_err(|error| resource_exception(py, error))?, whole))
     }
 
-    /// A scope with a limit alone.
+    /// Creates a scope with only a limit.
     #[pyo3(name = "budget", signature = (limit, name = "budget"))]
     fn budget_scope(&self, py: Python<'_>, limit: Size, name: &str) -> PyResult<Scope> {
         self.scope(py, name, limit, None)
@@ -216,24 +216,24 @@ impl Runtime {
         Ok(self.budget(py)?.remaining())
     }
 
-    /// Bytes of live blocks, and of freed ones that work is pending on.
+    /// Bytes of live blocks, and of freed ones with pending work.
     #[getter]
     fn bytes_outstanding(&self) -> usize {
         self.runtime().bytes_outstanding()
     }
 
-    /// Bytes that the runtime holds of the device, cached or not.
+    /// Bytes that the runtime reserves on the device, cached or not.
     #[getter]
     fn physical_bytes(&self) -> Option<usize> {
         self.runtime().physical_bytes()
     }
 
-    /// Counts of all blocks, and by tag, stream and kind of failure.
+    /// Returns counts of all blocks, and by tag, stream and kind of failure.
     fn statistics(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         self.counts().map(|counts| Ok(object(py, &counts)?.unbind())).transpose()
     }
 
-    /// Everything about the runtime at this moment: limit, statistics, live blocks, scopes.
+    /// Returns the current state: limit, statistics, live blocks, scopes.
     fn snapshot(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let runtime = self.runtime();
         let blocks = runtime.usage().map(|usage| usage.live_blocks()).unwrap_or_default();
@@ -272,26 +272,26 @@ impl Runtime {
         Ok(object(py, &value)?.unbind())
     }
 
-    /// The report of the last refusal; `None` if nothing was refused.
+    /// Returns the report of the last refusal; `None` if nothing was refused.
     fn last_oom(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         let report = self.runtime().budget().and_then(BudgetHandle::last_oom);
         report.map(|report| report_value(py, &report)).transpose()
     }
 
-    /// Logs every operation to a file from now on; its name ends in `.xtrace` or `.csv`.
+    /// Logs every following operation to a file, whose name ends in `.xtrace` or `.csv`.
     fn log_on(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let log = self.log(py)?;
         let turned = py.detach(|| log.turn_on(&path, self.runtime().device_ordinal()));
         turned.map_err(|error| exception(py, &error))
     }
 
-    /// Writes what is left of the log and closes it.
+    /// Flushes and closes the log.
     fn log_off(&self, py: Python<'_>) -> PyResult<()> {
         let log = self.log(py)?;
         py.detach(|| log.turn_off()).map_err(|error| exception(py, &error))
     }
 
-    /// Returns cached memory to the device; the number of bytes.
+    /// Returns cached memory to the device; returns its bytes.
     fn trim(&self, py: Python<'_>) -> PyResult<usize> {
         py.detach(|| self.runtime().trim()).map_err(|error| resource_exception(py, error))
     }
@@ -300,7 +300,7 @@ impl Runtime {
     fn reap(&self, py: Python<'_>) -> PyResult<()> {
         let reap = || {
             let swept = By::Python.sweep(self.runtime());
-            // Also beside a capture, which lets the sweep fail.
+            // This succeeds even during a capture, which makes the sweep fail.
             self.runtime().reap_pending()?;
             swept.map(drop)
         };
@@ -312,13 +312,13 @@ impl Runtime {
         py.detach(|| By::Python.wait(self.runtime())).map_err(|error| exception(py, &error))
     }
 
-    /// What the race detector of the simulated device found; always empty on a GPU.
+    /// Returns the findings of the simulated device's race detector; always empty on a GPU.
     fn races<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let races = self.runtime().device().races();
         PyList::new(py, races.iter().map(ToString::to_string))
     }
 
-    /// Queues a fill that is not announced, as work of another library; on the simulated device, for tests.
+    /// Queues an unannounced fill, as another library would; for tests on the simulated device.
     fn _queue_fill(
         &self,
         py: Python<'_>,
@@ -330,7 +330,7 @@ impl Runtime {
         self._queue_fill_at(py, stream, memory.ptr(), memory.bytes(), value)
     }
 
-    /// [`Runtime::_queue_fill`] of an address.
+    /// Does [`Runtime::_queue_fill`] at an address.
     fn _queue_fill_at(
         &self,
         py: Python<'_>,

@@ -1,6 +1,6 @@
 //! Scopes of a budget and tags, as context managers.
 //!
-//! Both belong to the thread that enters them. A guard cannot leave its thread, so the guards of a thread are in a thread-local.
+//! Both apply to the thread that enters them. A guard cannot leave its thread, so a thread-local holds the guards.
 
 use std::cell::RefCell;
 
@@ -22,17 +22,17 @@ thread_local! {
     static TAGS: RefCell<Vec<AllocTag>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The tag of this thread's allocations.
+/// Returns the tag of this thread's allocations.
 pub(crate) fn current_tag() -> AllocTag {
     let last = TAGS.try_with(|tags| tags.borrow().last().copied());
     last.ok().flatten().unwrap_or(AllocTag::UNTAGGED)
 }
 
-/// A part of a budget with limits of its own. Inside `with`, allocations of this thread count there.
+/// A part of a budget with its own limits. Inside `with`, it is charged for this thread's allocations.
 #[pyclass(frozen, module = "xlogmem")]
 pub(crate) struct Scope {
     scope: BudgetScope,
-    /// What a share of it is a part of.
+    /// The bytes to which a share refers.
     whole: u64,
 }
 
@@ -107,13 +107,13 @@ impl Scope {
     }
 }
 
-/// Soft and hard limit in bytes.
+/// Returns soft and hard limit in bytes.
 pub(crate) fn limits(soft: Option<Size>, hard: Size, whole: u64) -> [usize; 2] {
     let bytes = |size: Size| usize::try_from(size.0.of(whole)).unwrap_or(usize::MAX);
     [soft.map_or(0, bytes), bytes(hard)]
 }
 
-/// A label: inside `with`, allocations of this thread have it in logs and statistics.
+/// A label: inside `with`, this thread's allocations carry it in logs and statistics.
 #[pyclass(frozen, module = "xlogmem")]
 pub(crate) struct Tag {
     tag: AllocTag,

@@ -9,13 +9,13 @@ use xlog_cuda::{DeviceStream, Gate, StreamId};
 
 use crate::errors::exception;
 
-/// A stream of a runtime: the default one, or a leased one that goes back when this object goes.
+/// A stream of a runtime: the default one, or a leased one that is returned when this object is deleted.
 #[pyclass(frozen, module = "xlogmem")]
 pub(crate) struct Stream {
     stream: Arc<DeviceStream>,
     /// `None` for the default stream.
     _lease: Option<StreamLease>,
-    /// Its ids resolve there.
+    /// The runtime that resolves its id.
     pub(crate) runtime: Arc<XlogDeviceRuntime>,
 }
 
@@ -41,7 +41,7 @@ impl Stream {
     }
 }
 
-/// The number by which other libraries name a stream: on a GPU the `CUstream`, on the simulated device the number of its handle.
+/// Returns the number by which other libraries name a stream: on a GPU the `CUstream`, on the simulated device the handle's number.
 pub(crate) fn handle_of(stream: &DeviceStream) -> usize {
     stream.cu_stream().map_or_else(|| stream.handle().number() as usize, |raw| raw.addr())
 }
@@ -64,12 +64,12 @@ impl Stream {
         [0, handle_of(&self.stream)]
     }
 
-    /// Waits until everything queued here has completed.
+    /// Waits until all work queued on this stream has completed.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.stream.synchronize()).map_err(|error| exception(py, &error))
     }
 
-    /// Whether everything queued here has completed.
+    /// Returns whether all work queued on this stream has completed.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         self.stream.query().map_err(|error| exception(py, &error))
     }
@@ -79,7 +79,7 @@ impl Stream {
         self.stream.wait_for(&other.stream).map_err(|error| exception(py, &error))
     }
 
-    /// Holds the stream inside `with`: what is queued meanwhile runs afterwards.
+    /// Holds the stream inside `with`: work queued meanwhile runs afterwards.
     fn hold(&self) -> Hold {
         Hold { stream: self.stream.clone(), gate: Mutex::new(None) }
     }

@@ -1,16 +1,16 @@
-//! Which addresses were taken when, as a picture: rows of addresses, columns of time.
+//! Address use over time as a heat map: rows of addresses, columns of time.
 //!
-//! A cell says how full its stretch of addresses was at the fullest moment of its column, and whose the most of it was. Work is
-//! the rows that a block covers, for each allocation and each free, however long blocks live.
+//! A cell shows the maximum fill of its address range within its column, and the tag with the most bytes then. An
+//! allocation or a free costs one step per row that its block covers, however long blocks live.
 use crate::lives::Life;
 use crate::segments::Segments;
 
-/// Rows of a map, at most.
+/// The maximum number of rows.
 pub(crate) const ROWS: usize = 256;
-/// Columns of a map, at most.
+/// The maximum number of columns.
 pub(crate) const COLUMNS: usize = 1024;
 
-/// The picture, column after column.
+/// The heat map, column by column.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AddressMap {
     pub(crate) rows: usize,
@@ -25,12 +25,12 @@ pub(crate) struct AddressMap {
 struct Row {
     live: u64,
     by_tag: Vec<u64>,
-    /// The fullest moment of the column.
+    /// The maximum live bytes in this column of time.
     highest: u64,
     holder: u8,
 }
 
-/// Makes a map, record by record.
+/// Builds a map, record by record.
 #[derive(Debug)]
 pub(crate) struct AddressMapBuilder<'a> {
     segments: &'a Segments,
@@ -89,7 +89,7 @@ impl<'a> AddressMapBuilder<'a> {
         }
     }
 
-    /// Ends a column of time; the next begins with what is live.
+    /// Ends a column of time; the next begins with the live blocks.
     pub(crate) fn end_column(&mut self) {
         let full = u128::from(self.made.row_bytes);
         for row in &mut self.rows {
@@ -106,7 +106,7 @@ impl<'a> AddressMapBuilder<'a> {
     }
 }
 
-/// The largest tag; the first of equal ones.
+/// Returns the largest tag; the first of equal ones.
 fn holder(by_tag: &[u64]) -> u8 {
     let most = by_tag.iter().enumerate().rev().max_by_key(|(_, bytes)| **bytes);
     most.map_or(0, |(tag, _)| tag as u8)

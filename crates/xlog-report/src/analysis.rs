@@ -1,7 +1,7 @@
-//! Everything that a report shows of one log, found in two passes over it.
+//! The analysis of one log for a report, in two passes.
 //!
-//! The first pass sums up: how many records, which tags, streams and addresses. The second fills pictures of fixed size. Neither
-//! holds the log: memory grows with the live blocks, which have a limit, the window that brings records into order, and the pictures.
+//! The first pass counts records and collects tags, streams and addresses. The second fills pictures of fixed size. Neither
+//! holds the log: memory grows with the live blocks, up to a limit, the window that orders records, and the pictures.
 use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
@@ -18,12 +18,12 @@ use crate::scan::{Demand, Scan};
 use crate::segments::Segments;
 use crate::timeline::{Timeline, TimelineBuilder};
 
-/// Tags that are shown by name; the rest are shown together.
+/// The maximum number of tags shown by name; the rest are shown together.
 const SHOWN_TAGS: usize = 14;
-/// Blocks at the peak, and failures, that are listed one by one.
+/// The maximum number of blocks at the peak, and of failures, listed.
 const LISTED: usize = 50;
 
-/// The memory of one tag at the peak, in the shape of its JSON.
+/// The memory of one tag at the peak, as it appears in JSON.
 #[derive(Serialize, Clone, Debug)]
 pub(crate) struct Holder {
     pub(crate) tag: String,
@@ -31,49 +31,48 @@ pub(crate) struct Holder {
     pub(crate) blocks: u64,
 }
 
-/// An allocation that failed, in the shape of the page's data.
+/// A failed allocation, as it appears in the page's data.
 #[derive(Serialize, Clone, Debug)]
 pub(crate) struct FailedCall {
     pub(crate) time: u64,
     pub(crate) order: u64,
     pub(crate) bytes: u64,
     pub(crate) tag: String,
-    /// Source file and line of the call; empty when the log does not have it.
+    /// Source location of the call; empty if the log lacks it.
     pub(crate) site: String,
     pub(crate) kind: String,
     pub(crate) message: String,
 }
 
-/// A log, analysed. Times are nanoseconds since its first record.
+/// The analysis of a log. Times are nanoseconds since its first record.
 #[derive(Debug)]
 pub struct Analysis {
-    /// The log as it was named.
+    /// The log as the user named it.
     pub log: String,
-    /// The file name without its folder: pages and pictures are shared, and the folder is private.
+    /// The file name without its folder: reports are shared, but the folder is private.
     pub file: String,
     pub(crate) format: &'static str,
     pub(crate) header: Header,
-    /// How reading it went, and whether it is complete.
+    /// The counts and faults of reading it, and whether it is complete.
     pub reading: ReadingReport,
-    /// Records that came too late for their place in the history.
+    /// Records that arrived too late to be ordered.
     pub(crate) late: u64,
     pub(crate) summary: Summary,
-    /// Names of the series of the timeline; no name is empty.
+    /// Names of the timeline's series, none empty.
     pub(crate) tags: Vec<String>,
-    /// How many tags the last series stands for, if it stands for several.
+    /// The number of tags that the last series combines, if several.
     pub(crate) other_tags: usize,
     pub(crate) timeline: Timeline,
     pub(crate) peak_time: u64,
     pub(crate) peak_blocks: u64,
-    /// The largest first.
     pub(crate) holders: Vec<Holder>,
     pub(crate) largest_at_peak: Vec<Life>,
     pub(crate) segments: Segments,
     pub(crate) address_map: AddressMap,
-    /// Segments that allocators held, the longest-held and largest of them.
+    /// Reserved segments, those with the most bytes times time.
     pub(crate) reserved: Vec<RangeRow>,
     pub(crate) all_reserved: u64,
-    /// First bins of the columns of the map and the lanes.
+    /// The first bin of every column of the map and the lanes.
     pub(crate) column_bins: Vec<usize>,
     pub(crate) streams: Vec<String>,
     pub(crate) lanes: Lanes,
@@ -81,7 +80,7 @@ pub struct Analysis {
     pub(crate) uses: u64,
     pub(crate) failed: Vec<FailedCall>,
     pub(crate) blocks: Blocks,
-    /// Texts of the tags and streams of the kept blocks.
+    /// Names of the tags and streams of the kept blocks.
     pub(crate) names: Names,
 }
 
@@ -151,14 +150,14 @@ pub fn analyse(input: &Input<'_>, log: &str, demand: Demand) -> Result<Analysis,
     })
 }
 
-/// The second pass.
+/// The state of the second pass.
 struct Filling<'a> {
     scan: &'a Scan,
     shown: HashMap<String, u8>,
     others: u8,
-    /// Places of the tags that were met.
+    /// Series of the tags seen so far.
     places: HashMap<Option<NameId>, u8>,
-    /// The memory of every tag, also of those that are shown together.
+    /// Memory of every tag, including those shown together.
     held: HashMap<Option<NameId>, (u64, u64)>,
     lives: Lives,
     blocks: u64,
@@ -175,7 +174,6 @@ struct Filling<'a> {
     failed: Vec<FailedCall>,
 }
 
-/// The results of the second pass.
 struct Filled {
     timeline: Timeline,
     peak: Peak,
@@ -232,7 +230,7 @@ impl<'a> Filling<'a> {
             }
             self.column_bins.push(bin);
         }
-        // Calls of several threads may begin in another order than they end.
+        // Concurrent calls may begin in another order than they end.
         self.time = self.time.max(record.time_nanos().saturating_sub(self.scan.first_time));
         if self.reserved.apply(record, self.time) {
             self.timeline.set_reserved(self.reserved.bytes());
@@ -364,8 +362,8 @@ mod tests {
     /// A live block of the model: bytes, tag, generation.
     type Block = (u64, String, Option<u64>);
 
-    /// Records that mean little to each other: few addresses and many tags, so that gaps of every kind are frequent; times and
-    /// sizes up to the ends of their ranges.
+    /// Random records with few addresses and many tags, so that missing records of every kind are frequent. Times and sizes
+    /// reach the ends of their ranges.
     fn nonsense(seed: u64, names: &mut Names) -> Vec<Record> {
         let mut random = Minstd::new(seed);
         let actions = [1, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 77].map(Action::from_code);

@@ -1,7 +1,7 @@
-//! The kept blocks as arrays of the page: one element a block, by time of birth.
+//! The kept blocks as arrays for the page: one element per block, by time of allocation.
 //!
-//! Texts stand in one table and arrays hold their places in it; place 0 is the empty text. An address is not stored: a block's
-//! place among the stretches of the address map gives it.
+//! Texts are in one table and arrays hold their indices; index 0 is the empty text. Addresses are not stored: the page
+//! derives them from a block's offset within the address map.
 use std::collections::HashMap;
 
 use serde::Serialize;
@@ -18,7 +18,7 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct BlockData {
     all: u64,
     texts: Vec<String>,
-    /// Where its bytes begin among the stretches of the address map.
+    /// Offset of its first byte within the address map.
     place: Array,
     bytes: Array,
     born: Array,
@@ -30,14 +30,14 @@ pub(crate) struct BlockData {
     thread: Array,
     query: Array,
     site: Array,
-    /// Frames of the sampled stack, a line each.
+    /// Frames of the sampled stack, one per line.
     stack: Array,
     served_by: Array,
     latency: Array,
     freed_stream: Array,
     freed_thread: Array,
     uses: Array,
-    /// Uses of all blocks, one behind the other; the first of each block.
+    /// Uses of all blocks, concatenated; index of the first use of each block.
     first_use: Array,
     use_time: Array,
     use_stream: Array,
@@ -45,7 +45,7 @@ pub(crate) struct BlockData {
     use_access: Array,
 }
 
-/// A table of texts, each once.
+/// A table of unique texts.
 struct Texts {
     all: Vec<String>,
     places: HashMap<String, u32>,
@@ -71,7 +71,7 @@ impl BlockData {
             kept.iter().map(|block| texts.place(text(block).unwrap_or_default())).collect()
         };
         let stream_of = |by: &Caller| by.stream.map(|id| stream_name(Some(id), names));
-        // Logs of other tools have no threads.
+        // Logs imported from other tools lack threads.
         let thread_of = |by: &Caller| (by.thread != 0).then(|| by.thread.to_string());
         let tag = column(&|block| Some(names.text_or_empty(block.life.name).to_owned()));
         let stream = column(&|block| block.life.stream.map(|id| stream_name(Some(id), names)));

@@ -1,8 +1,8 @@
-//! Blocks that the page shows one by one, with everything the log says of their lives.
+//! Individual blocks for the page, with all that the log records about them.
 //!
-//! The page keeps the [`KEPT`] blocks that held the most bytes times nanoseconds: those that cover the most of a chart. A log with no more
-//! blocks is kept whole. Memory is bounded: a live block beyond [`FOLLOWED`] has no thread, query or uses, and of each block
-//! the first [`USES`] uses are kept; all are counted.
+//! The page keeps the [`KEPT`] blocks with the most bytes times nanoseconds, which cover most of a chart. Memory is bounded: a
+//! live block beyond [`FOLLOWED`] has no thread, query or uses, and only the first [`USES`] uses of a block are kept, though
+//! all are counted.
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
@@ -10,14 +10,13 @@ use xlog_trace::{Action, NameId, Record, StackId, UseAccess};
 
 use crate::lives::{Key, Life};
 
-/// Blocks that a page has one by one.
+/// The maximum number of blocks kept for a page.
 pub(crate) const KEPT: usize = 1 << 15;
-/// Live blocks whose calls are followed.
+/// The maximum number of live blocks whose calls are tracked.
 const FOLLOWED: usize = 1 << 20;
-/// Uses of one block that are kept one by one.
+/// The maximum number of uses kept per block.
 const USES: usize = 6;
 
-/// The caller of an operation on a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Caller {
     pub(crate) thread: u64,
@@ -31,43 +30,40 @@ impl Caller {
     }
 }
 
-/// A use of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct BlockUse {
     pub(crate) time: u64,
     pub(crate) by: Caller,
-    /// Bit 0: reads; bit 1: writes; none where the log does not say.
+    /// Bit 0: reads; bit 1: writes; zero if the log lacks it.
     pub(crate) access: u8,
 }
 
-/// The calls on a block, as far as they were followed.
+/// The tracked calls on a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Calls {
     pub(crate) allocated: Option<Caller>,
     /// Code of the path that served the allocation.
     pub(crate) served_by: u8,
     pub(crate) latency_nanos: u32,
-    /// Number of uses.
     pub(crate) uses: u32,
     pub(crate) first_uses: Vec<BlockUse>,
     pub(crate) freed: Option<Caller>,
-    /// Source file and line of the allocation.
+    /// Source location of the allocation.
     pub(crate) site: Option<NameId>,
     pub(crate) stack: Option<StackId>,
 }
 
-/// A block with its life. Ordered by bytes times nanoseconds; of equal ones the earlier block is the larger.
+/// A block with its lifetime, ordered by bytes times nanoseconds; of equal ones the earlier block is greater.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Block {
     weight: u128,
     order: Reverse<u64>,
     pub(crate) life: Life,
-    /// Nanoseconds since the first record; none for a block that was live at the end.
+    /// Nanoseconds since the first record; `None` for a block live at the end.
     pub(crate) died: Option<u64>,
     pub(crate) calls: Calls,
 }
 
-/// Collects the blocks.
 #[derive(Debug, Default)]
 pub(crate) struct BlocksBuilder {
     live: HashMap<Key, Calls>,
@@ -76,11 +72,11 @@ pub(crate) struct BlocksBuilder {
     all: u64,
 }
 
-/// The kept blocks, by time of birth.
+/// The kept blocks, by time of allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
     pub(crate) kept: Vec<Block>,
-    /// Blocks of the log.
+    /// The number of blocks in the log.
     pub(crate) all: u64,
 }
 
@@ -109,7 +105,7 @@ impl BlocksBuilder {
     }
 
     pub(crate) fn used(&mut self, life: &Life, record: &Record, time: u64) {
-        // A use is opened and closed; its opening counts.
+        // A use has a prepare and a finish record; only the first counts.
         if record.action() != Action::UsePrepare {
             return;
         }
@@ -126,7 +122,7 @@ impl BlocksBuilder {
         }
     }
 
-    /// A block that ended at `time`: freed by a record, or replaced, or still live at the end of the log.
+    /// Adds a block whose life ended at `time`: freed, replaced, or live at the end of the log.
     pub(crate) fn ended(
         &mut self,
         life: &Life,

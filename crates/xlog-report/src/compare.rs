@@ -7,7 +7,7 @@ use xlog_trace::{Action, CallTimes, Summary, Usage};
 use crate::text::{named, seconds, shorten};
 use crate::text_report::{TextReport, size};
 
-/// Rows of each table; the JSON has all.
+/// The maximum number of rows in a table; the JSON has all.
 const ROWS: usize = 12;
 
 /// A figure of both logs.
@@ -22,7 +22,7 @@ impl Change {
         Self { before, after }
     }
 
-    /// How far apart they are.
+    /// Returns the absolute difference.
     pub(crate) fn distance(self) -> u64 {
         self.before.abs_diff(self.after)
     }
@@ -69,33 +69,33 @@ impl TagChange {
         ]
     }
 
-    /// Whether nothing of it changed.
+    /// Returns whether none of its figures changed.
     pub(crate) fn is_same(&self) -> bool {
         self.figures().into_iter().all(Change::is_same)
     }
 }
 
-/// Both logs. Times, threads and addresses do not count: they differ from run to run.
+/// The comparison of two logs. Times, threads and addresses do not affect `same`: they vary between runs.
 #[derive(Serialize, Clone, Debug)]
 pub struct Comparison {
-    /// Whether the logs say the same of memory.
+    /// Whether both logs describe the same use of memory.
     pub same: bool,
-    /// Without those of segments.
+    /// Records, without those of segments.
     pub(crate) records: Change,
-    /// The most bytes held of the device; `null` where neither log has segments. It does not count: it depends on the allocator.
+    /// The maximum reserved bytes; `null` if neither log has segments. It does not affect `same`: it depends on the allocator.
     pub(crate) reserved_bytes: Option<Change>,
     pub(crate) peak_blocks: Change,
     pub(crate) frees: Change,
     pub(crate) duration_nanos: Change,
-    /// Everything together; its tag is empty.
+    /// Usage of all tags together; its tag is empty.
     pub(crate) total: TagChange,
-    /// The largest change of a peak first, then of the total.
+    /// By tag, the largest change of a peak first, then of the total.
     pub(crate) by_tag: Vec<TagChange>,
-    /// Failures by kind, where there are any.
+    /// Failures by kind.
     pub(crate) failures: Vec<(String, Change)>,
-    /// The median, p99 and maximum of the call times of each action, in nanoseconds. They do not count.
+    /// The median, p99 and maximum call times of each action, in nanoseconds. They do not affect `same`.
     pub(crate) times: Vec<(String, Change)>,
-    /// The peaks of queries, by their ids. They do not count: another run may number them otherwise.
+    /// The peaks of queries, by id. They do not affect `same`: another run may number queries differently.
     pub(crate) by_query: Vec<(String, Change)>,
 }
 
@@ -160,7 +160,7 @@ pub fn compare(before: &Summary, after: &Summary) -> Comparison {
     }
 }
 
-/// Figures of both logs by their names.
+/// Pairs the figures of both logs by name.
 fn side_by_side(
     before: &Summary,
     after: &Summary,
@@ -176,7 +176,7 @@ fn side_by_side(
     all.into_iter().collect()
 }
 
-/// The tables of a comparison.
+/// Adds the tables of a comparison.
 pub fn rows(page: &mut TextReport, comparison: &Comparison) {
     let total = &comparison.total;
     page.row(&format!("{:<20}{:>13}{:>13}{:>14}{:>10}", "", "before", "after", "change", ""));
@@ -225,7 +225,7 @@ pub fn rows(page: &mut TextReport, comparison: &Comparison) {
     changes(page, "Call times", &comparison.times, seconds);
 }
 
-/// The figures that changed, the largest changes first.
+/// Adds a table of the figures that changed, the largest changes first.
 fn changes(page: &mut TextReport, title: &str, rows: &[(String, Change)], unit: fn(u64) -> String) {
     let mut changed: Vec<_> = rows.iter().filter(|(_, change)| !change.is_same()).collect();
     changed.sort_by_key(|(_, change)| std::cmp::Reverse(change.distance()));

@@ -1,16 +1,16 @@
-//! Whether a log has all records of its run: one notion for every command that reads logs.
+//! Whether a log contains all records of its run: one definition for every command that reads logs.
 //!
-//! A log is incomplete if its writer dropped records or did not close it, if it is cut off, or if it has bad places. Every
-//! command then prints [`ReadingReport::warning`] on standard error, has `complete` and `incomplete` in its JSON, and qualifies
-//! its conclusions: a missing record may be the free of a block, or the allocation of one that was never freed.
-//! Text formats do not say whether they were closed.
+//! A log is incomplete if its writer dropped records or did not close it, or if it is truncated or damaged. Every command
+//! then prints [`ReadingReport::warning`] on standard error, sets `complete` and `incomplete` in its JSON, and qualifies its
+//! conclusions: a missing record may be the free of a block, or the allocation of a leaked one. Text formats do not record
+//! whether they were closed.
 use xlog_trace::{ReadReport, Usage};
 
 use crate::input::ReadingReport;
 use crate::text_report::{count, size};
 
 impl ReadingReport {
-    /// Why records may be missing, in words that follow "it is incomplete:"; `None` of a complete log.
+    /// Returns why records may be missing, in words that follow "it is incomplete:"; `None` for a complete log.
     pub(crate) fn missing(report: &ReadReport) -> Option<String> {
         let mut reasons = Vec::new();
         if report.dropped_at_source > 0 {
@@ -30,19 +30,19 @@ impl ReadingReport {
         (!reasons.is_empty()).then(|| reasons.join(", and "))
     }
 
-    /// One line for standard error; `None` of a complete log.
+    /// Returns a warning for standard error; `None` for a complete log.
     pub fn warning(&self, log: &str) -> Option<String> {
         let why = self.incomplete.as_ref()?;
         let records = self.records;
         Some(format!("warning: {log} is incomplete: {why}; the answer is about {records} records"))
     }
 
-    /// The error of a command that was asked to be strict; `None` of a complete log.
+    /// Returns the error of a strict command; `None` for a complete log.
     pub fn refusal(&self, log: &str) -> Option<String> {
         Some(format!("{log}: it is incomplete: {}", self.incomplete.as_ref()?))
     }
 
-    /// The conclusion about blocks that were not freed, as far as the log allows one.
+    /// Describes the blocks that were not freed, qualified if the log is incomplete.
     pub fn freed(&self, total: &Usage) -> String {
         let held = format!("{} in {}", size(total.live_bytes), count(total.live_blocks, "block"));
         match (&self.incomplete, total.live_blocks) {
@@ -58,7 +58,7 @@ impl ReadingReport {
         }
     }
 
-    /// The title of the list of blocks that were not freed.
+    /// Returns the title of the list of leaks.
     pub fn leaks_title(&self) -> &'static str {
         if self.complete { "Never freed" } else { "Without a free in these records" }
     }

@@ -1,6 +1,6 @@
 //! The data of the page: figures and tables as JSON, pictures as arrays.
 //!
-//! Names of fields are between this file and the scripts of the page, and are no interface.
+//! Field names are private to this file and the page's scripts.
 use serde::Serialize;
 use xlog_trace::Usage;
 
@@ -10,7 +10,7 @@ use crate::compare::{Comparison, compare};
 use crate::html::{Array, Blob};
 use crate::lifetimes::Histogram;
 
-/// Rows of the tables of tags and leaks; more are counted.
+/// The maximum number of rows in the tables of tags and leaks; further rows are counted.
 const ROWS: usize = 200;
 
 #[derive(Serialize, Debug)]
@@ -18,7 +18,7 @@ pub(crate) struct PageData {
     log: String,
     format: &'static str,
     device: String,
-    /// Wall clock at the first record, milliseconds since 1970; null where the log does not say.
+    /// Wall clock at the first record in milliseconds since 1970; null if the log lacks it.
     began: Option<f64>,
     span: u64,
     records: u64,
@@ -34,7 +34,7 @@ pub(crate) struct PageData {
     tags: Vec<String>,
     other_tags: usize,
     by_tag: Vec<TagRow>,
-    /// Usage by source file and line; empty where the log has none.
+    /// Usage by source location; empty if the log has none.
     by_site: Vec<TagRow>,
     all_sites: usize,
     all_tags: usize,
@@ -51,7 +51,7 @@ pub(crate) struct PageData {
     leak_tags: Vec<(String, u64, u64)>,
     failed: Vec<FailedCall>,
     blocks: BlockData,
-    /// Null where the log has no segments.
+    /// Null if the log has no segments.
     reserved: Option<ReservedData>,
     other: Option<Other>,
 }
@@ -61,13 +61,13 @@ struct ReservedData {
     peak: u64,
     at_peak: u64,
     end: u64,
-    /// The most of each bin.
+    /// The maximum of each bin.
     bins: Array,
     ranges: Vec<RangeRow>,
     all_ranges: u64,
 }
 
-/// Process, device, first address, bytes, place in the map, taken, returned.
+/// Process, device, first address, bytes, offset in the map, reserved at, returned at.
 type RangeRow = (u32, u32, String, u64, u64, u64, Option<u64>);
 
 impl ReservedData {
@@ -126,7 +126,7 @@ struct Map {
     row_bytes: u64,
     fullness: Array,
     tags: Array,
-    /// Process, device, first address, bytes, place in the map.
+    /// Process, device, first address, bytes, offset in the map.
     segments: Vec<(u32, u32, String, u64, u64)>,
 }
 
@@ -136,19 +136,19 @@ struct LaneData {
     calls: Array,
     handovers: Array,
     waits: Array,
-    /// Calls, handovers, waits of each lane.
+    /// Calls, handovers and waits of each lane.
     totals: Vec<(u32, u32, u32)>,
     arrow_times: Array,
     arrow_from: Array,
     arrow_to: Array,
     arrow_step: u64,
-    /// From lane, to lane, how often.
+    /// From lane, to lane, count.
     pairs: Vec<(u8, u8, u64)>,
 }
 
 #[derive(Serialize, Debug)]
 struct Idle {
-    /// Tag, blocks, blocks without any use, bytes times seconds held, and of that idle.
+    /// Tag, blocks, unused blocks, byte-seconds held, and byte-seconds idle.
     tags: Vec<(String, u64, u64, f64, f64)>,
     histogram: Vec<(u64, u64, u64)>,
     /// Address, bytes, tag, idle nanoseconds, whether it was freed.
@@ -166,7 +166,7 @@ struct LeakRow {
     age: u64,
 }
 
-/// The log it is compared with.
+/// The log of the comparison.
 #[derive(Serialize, Debug)]
 struct Other {
     log: String,
@@ -187,7 +187,7 @@ impl PageData {
         let (timeline, map, lanes) = (&analysis.timeline, &analysis.address_map, &analysis.lanes);
         let first = summary.time_nanos.map_or(0, |(first, _)| first);
         let epoch = analysis.header.epoch_unix_nanos;
-        // Times without an epoch are wall clock themselves, or of an unknown day.
+        // Times without an epoch are wall-clock times, or their date is unknown.
         let began = match (epoch, first) {
             (0, first) if first < YEAR_2000 => None,
             (epoch, first) => Some(epoch.saturating_add(first) as f64 / 1e6),
@@ -360,7 +360,7 @@ fn leaks(analysis: &Analysis) -> Vec<LeakRow> {
     rows.collect()
 }
 
-/// The leaks of each tag: tag, bytes, blocks; the largest first.
+/// Returns the leaks of each tag (tag, bytes, blocks), the largest first.
 fn leak_tags(analysis: &Analysis) -> Vec<(String, u64, u64)> {
     let holding = analysis.summary.by_tag.iter().filter(|(_, usage)| usage.live_blocks > 0);
     let mut rows: Vec<_> =

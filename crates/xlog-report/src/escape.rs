@@ -1,22 +1,22 @@
-//! Escapes names from logs, ledgers and the command line, so that they cannot command the terminal, or hide and reorder text.
+//! Escapes names from logs, ledgers and the command line, so that they cannot control the terminal or hide or reorder text.
 //!
-//! Every output passes through here: text and JSON in `print`, errors in `complain`, the screen of `top`, and the texts of the page.
-//! A control character (C0, DEL, C1), a format character (bidirectional overrides, zero width, soft hyphen) and a line or paragraph
-//! separator become the escape that JSON has for them, so that escaped JSON is JSON of the same value.
+//! Every output passes through here: text and JSON in `print`, errors in `complain`, the screen of `top`, and the page's texts.
+//! Control characters (C0, DEL, C1), format characters (bidirectional overrides, zero width, soft hyphen) and line or
+//! paragraph separators become JSON escapes, so escaped JSON keeps its value.
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Escapes all but line breaks and tabs: for text that is already laid out in lines.
+/// Escapes all but line breaks and tabs, for text already laid out in lines.
 pub fn lines(text: &str) -> Cow<'_, str> {
     escape(text, |c| c != '\n' && c != '\t' && is_unsafe(c))
 }
 
-/// Escapes line breaks and tabs, too: for what must stay within its line.
+/// Escapes line breaks and tabs too, for text that must stay on its line.
 pub fn line(text: &str) -> Cow<'_, str> {
     escape(text, is_unsafe)
 }
 
-/// Escapes every text of a value, not as JSON would: who reads the value has the escape, and not the character.
+/// Escapes every text in a value itself: a JSON parser returns the escape sequence, not the character.
 pub fn texts(value: &mut serde_json::Value) {
     use serde_json::Value;
     match value {

@@ -1,7 +1,7 @@
-//! The figures of a report, in the shape of their JSON.
+//! The figures of a report, as they appear in JSON.
 //!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+//! Field names are public: fields may be added, but none changes its name or meaning without a new `schema` number.
+//! Every field is always present; an unknown value is `null`.
 use serde::Serialize;
 use xlog_trace::ReservedUsage;
 
@@ -11,13 +11,13 @@ use crate::input::ReadingReport;
 use crate::lifetimes::Histogram;
 
 const SCHEMA: u32 = 1;
-/// Steps of memory over time.
+/// The number of time steps.
 const STEPS: usize = 64;
 
-/// A file that was written.
+/// A written file.
 #[derive(Serialize, Clone, Debug)]
 pub struct WrittenFile {
-    /// Where.
+    /// Its path.
     pub path: String,
     /// Its size.
     pub bytes: u64,
@@ -46,15 +46,15 @@ pub struct Figures {
     peak: PeakFigures,
     live_bytes: u64,
     live_blocks: u64,
-    /// What allocators held of the device; `null` where the log has no segments.
+    /// Reserved device memory; `null` if the log has no segments.
     reserved: Option<ReservedFigures>,
-    /// The highest total of each of equal steps of time.
+    /// The maximum total in each of equal time steps.
     over_time: Vec<u64>,
     sizes: Vec<HistogramRow>,
     lifetimes_nanos: Vec<HistogramRow>,
-    /// By tag, where the log has uses.
+    /// By tag, if the log has uses.
     idle: Option<Vec<IdleRow>>,
-    /// Uses and frees on another stream than the one before.
+    /// Uses and frees on another stream than the previous one.
     handovers: u64,
     comparison: Option<Comparison>,
 }
@@ -72,13 +72,13 @@ struct PeakFigures {
 struct ReservedFigures {
     #[serde(flatten)]
     usage: ReservedUsage,
-    /// The most of each of equal steps of time.
+    /// The maximum in each of equal time steps.
     over_time: Vec<u64>,
 }
 
 #[derive(Serialize, Debug)]
 struct HistogramRow {
-    /// The minimum value of this row; the next row's minimum is its exclusive end.
+    /// The minimum of this row; the next row's minimum is its exclusive end.
     from: u64,
     blocks: u64,
     bytes: u64,
@@ -94,7 +94,7 @@ struct IdleRow {
 }
 
 impl Figures {
-    /// The figures of an analysis, and what was written of it.
+    /// Returns the figures of an analysis and the files written for it.
     pub fn new(
         analysis: &Analysis,
         other: Option<&Analysis>,

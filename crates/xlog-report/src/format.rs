@@ -1,18 +1,18 @@
-//! The formats by name and by the end of a file's name.
+//! Formats by name and by file extension.
 use std::path::Path;
 
 use xlog_trace::Format;
 
-/// A format that is written.
+/// The formats that can be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
     /// The binary log.
     Xtrace,
     /// The log as text.
     Csv,
-    /// The log as RMM writes it.
+    /// RMM's log.
     RmmCsv,
-    /// Trace events, for Perfetto. Only written.
+    /// Trace events for Perfetto, write-only.
     Chrome,
     /// A memory snapshot of PyTorch.
     Torch,
@@ -30,7 +30,7 @@ const ENDINGS: [(&str, LogFormat); 6] = [
 impl LogFormat {
     const ALL: [Self; 5] = [Self::Xtrace, Self::Csv, Self::RmmCsv, Self::Chrome, Self::Torch];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Xtrace => "xtrace",
@@ -41,14 +41,14 @@ impl LogFormat {
         }
     }
 
-    /// The format of that name.
+    /// Parses the name of a format.
     pub fn parse(name: &str) -> Result<Self, String> {
         Self::ALL.into_iter().find(|format| format.name() == name).ok_or_else(|| {
             format!("there is no format {name:?}; expected xtrace, csv, rmm-csv, chrome or torch")
         })
     }
 
-    /// The format of that name, if it is one that can be read.
+    /// Parses the name of a format that can be read.
     pub fn parse_input(name: &str) -> Result<Self, String> {
         match Self::parse(name) {
             Ok(format) if format.log().is_some() => Ok(format),
@@ -63,7 +63,7 @@ impl LogFormat {
         }
     }
 
-    /// The format that the end of a name stands for.
+    /// Returns the format that a file's extension implies.
     pub fn of_path(path: &Path) -> Result<Self, String> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
         let found = ENDINGS.iter().find(|(ending, _)| name.ends_with(ending));
@@ -75,7 +75,7 @@ impl LogFormat {
         })
     }
 
-    /// The format of a log, which can also be read; none for exports.
+    /// Returns the log format, which can also be read; `None` for exports.
     pub fn log(self) -> Option<Format> {
         match self {
             Self::Xtrace => Some(Format::Binary),

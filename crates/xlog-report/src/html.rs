@@ -1,8 +1,8 @@
-//! The report as one page: markup, style, script and data in one file that asks for nothing from anywhere.
+//! The report as one page: markup, style, script and data in one file that loads nothing.
 //!
-//! The script and the style are the same in every report and are allowed by their digests; the policy of the page forbids
-//! everything else, so that no text of a log can run or load anything. What a log says is put into the page by the script as
-//! text, never as markup; in the file it is JSON in which `<`, `>` and `&` are escaped, or escaped markup.
+//! Script and style are identical in every report, and the page's policy allows them by digest and forbids everything
+//! else. So no text of a log can run or load anything. The script inserts such texts as text, never as markup; in the file
+//! they are JSON in which `<`, `>` and `&` are escaped, or escaped markup.
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
@@ -29,11 +29,11 @@ const SCRIPTS: [&str; 13] = [
     include_str!("page/main.js"),
 ];
 
-/// Arrays of numbers, one behind the other, each at a multiple of eight bytes.
+/// Concatenated arrays of numbers, each aligned to eight bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Blob(Vec<u8>);
 
-/// Where an array is, and of what.
+/// Position and element type of an array.
 #[derive(Serialize, Clone, Copy, Debug)]
 pub(crate) struct Array {
     kind: &'static str,
@@ -73,7 +73,7 @@ impl Blob {
     }
 }
 
-/// The page. `text` is what is shown where scripts do not run.
+/// Renders the page. `text` is shown if scripts do not run.
 pub fn render(
     analysis: &Analysis,
     other: Option<&Analysis>,
@@ -103,7 +103,7 @@ pub fn render(
     Ok(fill(MARKUP, &parts))
 }
 
-/// Puts the parts in their places, in one go: the text of a part is not searched again.
+/// Inserts the parts into the markup in one pass: the text of a part is not searched again.
 fn fill(markup: &str, parts: &[(&str, String)]) -> String {
     let mut page = String::new();
     let mut rest = markup;
@@ -128,12 +128,12 @@ fn fill(markup: &str, parts: &[(&str, String)]) -> String {
     page
 }
 
-/// How a policy names a script or a style.
+/// Returns the digest by which the policy names a script or a style.
 fn digest(text: &str) -> String {
     format!("sha256-{}", STANDARD.encode(Sha256::digest(text.as_bytes())))
 }
 
-/// A text as markup.
+/// Escapes a text for markup.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in crate::escape::lines(text).chars() {
@@ -149,7 +149,7 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
-/// JSON that may stand in a script element: in JSON these characters are only in texts.
+/// Escapes JSON for a script element: these characters occur only in its texts.
 fn escape_json(json: &str) -> String {
     json.replace('&', "\\u0026").replace('<', "\\u003c").replace('>', "\\u003e")
 }

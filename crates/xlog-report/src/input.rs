@@ -1,6 +1,6 @@
-//! The input of every command that reads a log: its detected or given format, progress on a terminal, and the result of reading.
+//! The input of every command that reads a log: its format, progress on a terminal, and the result of reading.
 //!
-//! A memory snapshot of PyTorch is converted once, to a temporary log that all readings read.
+//! A memory snapshot of PyTorch is converted once, to a temporary log that all passes read.
 use std::cell::{Cell, OnceCell};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
@@ -19,27 +19,27 @@ use crate::format::LogFormat;
 use crate::text_report::TextReport;
 
 const EVERY: Duration = Duration::from_millis(200);
-/// Records between readings of the clock.
+/// Records between two checks of the clock.
 const PROGRESS_STEP: u64 = 4096;
 
-/// What an xtrace file begins with.
+/// The first bytes of an xtrace file.
 const XTRACE: [u8; 8] = *b"\x89XTRACE\n";
 
-/// Whether the first bad record ends it.
+/// Whether the first bad record ends the reading.
 #[derive(Clone, Copy, Debug)]
 pub struct Strict(pub bool);
 
-/// Why a command that reads logs did not end well.
+/// Why a command that reads logs failed.
 #[derive(Debug)]
 pub enum Trouble {
-    /// It cannot be carried out as asked: exit status 2, nothing on standard output.
+    /// It could not run: exit status 2 and no output.
     Refused(String),
-    /// It was carried out, and this is its answer: exit status 1, and a report.
+    /// It ran and found a problem: exit status 1 and a report.
     Found(String),
 }
 
 impl Trouble {
-    /// Its line.
+    /// Returns the message.
     pub fn into_line(self) -> String {
         match self {
             Self::Refused(line) | Self::Found(line) => line,
@@ -49,7 +49,7 @@ impl Trouble {
 
 /// A log that can be read any number of times.
 ///
-/// A pipe gives its bytes once, so the first reading copies them to a file without a name, which all readings then read.
+/// A pipe can be read once, so the first pass copies it to an unnamed file, which all passes then read.
 pub struct Input<'a> {
     path: &'a Path,
     format: Option<LogFormat>,
@@ -57,12 +57,12 @@ pub struct Input<'a> {
     is_read_once: bool,
     copy: OnceCell<Arc<File>>,
     is_snapshot: Cell<bool>,
-    /// How often it was read so far.
+    /// The number of passes so far.
     passes: Arc<AtomicU64>,
 }
 
 impl<'a> Input<'a> {
-    /// A log by its name, with its format where that is known. `-` is standard input.
+    /// Names a log, with its format if that is known. `-` is standard input.
     pub fn new(path: &'a Path, format: Option<LogFormat>, strict: Strict) -> Self {
         Self {
             path,
@@ -75,7 +75,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Several logs as one, such as those of the processes of a run; `name` is shown for them. Each must be an xtrace file.
+    /// Concatenates several logs, such as those of a run's processes, under the display name `name`. Each must be an xtrace file.
     pub fn joined(name: &'a Path, paths: &[PathBuf], strict: Strict) -> Result<Self, String> {
         let whole = tempfile::tempfile().map_err(|error| format!("a temporary file: {error}"))?;
         for path in paths {
@@ -99,18 +99,18 @@ impl<'a> Input<'a> {
         Ok(input)
     }
 
-    /// The log as it was named.
+    /// Returns the log as the user named it.
     pub fn path(&self) -> &'a Path {
         self.path
     }
 
-    /// For a command that reads it once: a pipe needs no copy.
+    /// Declares that the log is read once, so a pipe needs no copy.
     pub fn once(mut self) -> Self {
         self.is_read_once = true;
         self
     }
 
-    /// The file to read, and whether it can be read from any place.
+    /// Returns the file to read and whether it is seekable.
     fn file(&self) -> Result<(Arc<File>, bool), TraceError> {
         if let Some(copy) = self.copy.get() {
             return Ok((Arc::clone(copy), true));
@@ -134,7 +134,7 @@ impl<'a> Input<'a> {
         Ok((Arc::clone(self.copy.get_or_init(|| copy)), has_places))
     }
 
-    /// A file that can be read from any place; a snapshot is replaced by the log it is converted to.
+    /// Returns a seekable file. A snapshot is replaced by the log converted from it.
     fn without_snapshot(&self, file: File) -> Result<(Arc<File>, bool), TraceError> {
         let mut head = [0; 2];
         let read = file.read_at(&mut head, 0).map_err(blame("reading the log"))?;
@@ -158,7 +158,7 @@ impl<'a> Input<'a> {
         Ok((Arc::clone(self.copy.get_or_init(|| Arc::new(log))), true))
     }
 
-    /// Reads it from its beginning.
+    /// Opens the log at its beginning.
     pub fn open(&self) -> Result<Watched, TraceError> {
         let (file, has_places) = self.file()?;
         let total = file.metadata().map_or(0, |metadata| metadata.len());
@@ -179,13 +179,13 @@ impl<'a> Input<'a> {
         Ok(Watched { reader, format, read, total, records: 0, written, shown: false, name, passes })
     }
 
-    /// Reads it from its beginning. What is no log, whatever is wrong with it, is refused.
+    /// Opens the log at its beginning; any failure is [`Trouble::Refused`].
     pub fn begin(&self) -> Result<Watched, Trouble> {
         self.open().map_err(|error| Trouble::Refused(format!("{}: {error}", self.path.display())))
     }
 
-    /// Judges what was read to its end. Refused: a log without a good record that is damaged or cut off. Found by a strict
-    /// reader: a log that is incomplete.
+    /// Checks a log that was read to its end. It is refused if no record is good and the log is damaged or truncated. A strict
+    /// reader reports an incomplete log as found.
     pub fn check(&self, report: &ReadReport) -> Result<(), Trouble> {
         let log = self.path.display();
         match &report.first_bad {
@@ -207,7 +207,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// An error on the way, with the file it is about. A bad record is what a strict reader looks for.
+    /// Names the file in an error while reading. For a strict reader, a bad record is a finding.
     pub fn blame(&self, error: &TraceError) -> Trouble {
         let line = format!("{}: {error}", self.path.display());
         match error {
@@ -224,7 +224,7 @@ fn blame(context: &'static str) -> impl FnOnce(std::io::Error) -> TraceError {
 
 struct Counted {
     file: Arc<File>,
-    /// Read by place: several readings share the file.
+    /// Whether reads are positioned, so that several passes share the file.
     has_places: bool,
     read: Arc<AtomicU64>,
 }
@@ -240,14 +240,14 @@ impl Read for Counted {
     }
 }
 
-/// A reader that says on a terminal how far it is.
+/// A reader that shows its progress on a terminal.
 pub struct Watched {
     reader: Reader,
     format: LogFormat,
     read: Arc<AtomicU64>,
     total: u64,
     records: u64,
-    /// When the line was last written; `None` where there is no terminal.
+    /// When the progress was last shown; `None` without a terminal.
     written: Option<Instant>,
     shown: bool,
     name: String,
@@ -255,7 +255,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The format that is read.
+    /// Returns the format of the log.
     pub fn format(&self) -> LogFormat {
         self.format
     }
@@ -273,7 +273,7 @@ impl Watched {
                 0 | 1 => String::new(),
                 pass => format!(" again (pass {pass})"),
             };
-            // A terminal that is gone is no reason to stop.
+            // A closed terminal must not end the command.
             let _ = write!(
                 std::io::stderr(),
                 "\rreading {name}{pass}: {} records, {percent} %\x1b[K",
@@ -308,29 +308,29 @@ impl Drop for Watched {
     }
 }
 
-/// How reading went, in the shape of its JSON.
+/// The counts and faults of reading a log, as they appear in JSON.
 #[derive(Serialize, Clone, Debug)]
 pub struct ReadingReport {
     /// Good records.
     pub records: u64,
-    /// Places where something was wrong: lines, or stretches of bytes.
+    /// Faults: lines, or ranges of bytes.
     pub skipped: u64,
-    /// The first of them, with its line or byte and what was expected.
+    /// The first fault: its line or byte, and what was expected.
     pub first_bad: Option<String>,
-    /// The file ends in the middle of a record.
+    /// The file ends inside a record.
     pub cut_off: bool,
-    /// The writer did not close the log, as it does at its end: records may be missing after these. Never of text formats.
+    /// The writer did not close the log, so later records may be missing. Always false for text formats.
     pub not_closed: bool,
-    /// Records that the writer says it had to drop.
+    /// Records that the writer reports as dropped.
     pub dropped_by_writer: u64,
-    /// Nothing says that records are missing.
+    /// No sign of missing records was found.
     pub complete: bool,
-    /// Why records are missing, or may be; `null` of a complete log.
+    /// Why records are or may be missing; `null` for a complete log.
     pub incomplete: Option<String>,
 }
 
 impl ReadingReport {
-    /// How reading went so far.
+    /// Copies the counts and faults so far.
     pub fn new(report: &ReadReport) -> Self {
         Self {
             records: report.records,

@@ -1,17 +1,17 @@
 //! The activity of each stream over time, and the blocks that moved between streams.
 //!
-//! A handover is a use or a free of a block on another stream than the one that touched it last: where the runtime puts a wait
-//! unless it is implied. A wait is an allocation that the log says was served by waiting. All handovers are counted; of the single
-//! ones every n-th is kept.
+//! A handover is a use or a free of a block on another stream than its last one, where the runtime inserts a wait unless
+//! it is already ordered. A wait is an allocation that the log records as served by waiting. All handovers are counted;
+//! every n-th is kept as an arrow.
 use std::collections::{BTreeMap, HashMap};
 
 use xlog_trace::{Action, Record, ServedBy};
 
 use crate::lives::Life;
 
-/// Lanes that are drawn apart; the rest share the last.
+/// The maximum number of lanes; if there are more streams, the last lane combines the rest.
 pub(crate) const MAX_LANES: usize = 32;
-/// Handovers kept one by one.
+/// The maximum number of arrows.
 const MAX_ARROWS: usize = 4096;
 
 /// Counts of one lane, or of one of its columns.
@@ -30,20 +30,19 @@ pub(crate) struct Arrow {
     pub(crate) to: u8,
 }
 
-/// The lanes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lanes {
-    /// Column after column, all lanes of each.
+    /// Column by column, all lanes of each.
     pub(crate) columns: Vec<LaneCounts>,
     pub(crate) totals: Vec<LaneCounts>,
     pub(crate) arrows: Vec<Arrow>,
     /// One handover in this number is drawn as an arrow.
     pub(crate) arrow_step: u64,
-    /// From lane to lane, how often.
+    /// The number of handovers from lane to lane.
     pub(crate) handovers: BTreeMap<(u8, u8), u64>,
 }
 
-/// Makes lanes, record by record.
+/// Builds lanes, record by record.
 #[derive(Debug)]
 pub(crate) struct LanesBuilder<'a> {
     lanes: &'a HashMap<Option<u32>, u8>,
@@ -54,7 +53,7 @@ pub(crate) struct LanesBuilder<'a> {
 }
 
 impl<'a> LanesBuilder<'a> {
-    /// `lanes`: which stream is drawn where; others are drawn on the last of `count`.
+    /// `lanes` maps streams to lanes; other streams share the last of `count`.
     pub(crate) fn new(lanes: &'a HashMap<Option<u32>, u8>, count: usize) -> Self {
         Self {
             lanes,
@@ -73,7 +72,7 @@ impl<'a> LanesBuilder<'a> {
         self.lanes.get(&stream).copied().unwrap_or(self.count.saturating_sub(1) as u8)
     }
 
-    /// A record; `touched` is the block it is of, as it was before, if that is live.
+    /// Adds a record. `touched` is its block before the record, if that is live.
     pub(crate) fn record(&mut self, record: &Record, touched: Option<&Life>, time: u64) {
         let lane = self.lane(record.stream());
         self.count(lane, |counts| counts.calls += 1);
@@ -122,7 +121,7 @@ impl<'a> LanesBuilder<'a> {
     }
 }
 
-/// Which streams have a lane: the busiest, by number; and what each lane is called.
+/// Assigns a lane to each of the busiest streams, by stream number, and names the lanes.
 pub(crate) fn assign(
     activity: &HashMap<Option<u32>, u64>,
     name: impl Fn(Option<u32>) -> String,

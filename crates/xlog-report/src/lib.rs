@@ -1,14 +1,14 @@
 //! Reports on the memory use of an allocation log: a page, a text, figures or a picture.
 //!
-//! | item | what it is |
+//! | item | purpose |
 //! |---|---|
-//! | [`Input`] | a log that can be read any number of times, also one that comes by a pipe |
-//! | [`Analysis`] | everything that a report shows of one log |
-//! | [`compare`] | two logs side by side |
+//! | [`Input`] | a log that can be read any number of times, even from a pipe |
+//! | [`Analysis`] | the contents of a report on one log |
+//! | [`compare`] | the comparison of two logs |
 //! | [`html`], [`text`], [`picture`], [`figures`] | an analysis for a browser, a terminal, a document, a program |
-//! | [`text_report`], [`plot`], [`escape`] | text for people: aligned lines, small charts, names that cannot command a terminal |
+//! | [`text_report`], [`plot`], [`escape`] | aligned lines, small charts, names that cannot control a terminal |
 //!
-//! It does not write files: the caller gets bytes and texts.
+//! It writes no files: the caller gets bytes and texts.
 
 #![deny(unsafe_code)]
 

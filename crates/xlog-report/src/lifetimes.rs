@@ -1,4 +1,4 @@
-//! How long blocks lived, how large they were, and how long they lay idle after their last use.
+//! Lifetimes and sizes of blocks, and how long they were idle after their last use.
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -6,10 +6,10 @@ use xlog_base::PowerHistogram;
 
 use crate::lives::Life;
 
-/// Blocks that are listed one by one.
+/// The maximum number of blocks listed.
 const LISTED: usize = 20;
 
-/// Blocks, and their bytes, by the magnitude of a value.
+/// Number and bytes of blocks by the magnitude of a value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Histogram {
     blocks: PowerHistogram,
@@ -22,16 +22,16 @@ impl Histogram {
         self.bytes.add_many(value, bytes);
     }
 
-    /// The classes that are not empty: minimum value, blocks and bytes.
+    /// Returns the classes that are not empty: minimum value, blocks and bytes.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let rows = self.blocks.rows().zip(self.blocks.classes());
         rows.map(|((from, blocks), (class, _))| (from, blocks, self.bytes[class]))
     }
 }
 
-/// A block, and for how long it was held after its last use.
+/// A block and how long it was held after its last use.
 ///
-/// Ordered by its bytes times nanoseconds; of equal ones the earlier block is the larger.
+/// Ordered by its bytes times nanoseconds; of equal ones the earlier block is greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct IdleBlock {
     weight: u128,
@@ -41,24 +41,23 @@ pub(crate) struct IdleBlock {
     pub(crate) freed: bool,
 }
 
-/// The memory that the blocks of one tag held, and held idle, in bytes times nanoseconds.
+/// Memory that the blocks of one tag held, and held idle, in bytes times nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct IdleTag {
     pub(crate) blocks: u64,
-    /// Of them, those without any use.
+    /// Blocks without any use.
     pub(crate) unused: u64,
     pub(crate) held: f64,
     pub(crate) idle: f64,
 }
 
-/// All of it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lifetimes {
     pub(crate) sizes: Histogram,
     pub(crate) lifetimes: Histogram,
     pub(crate) idle: Histogram,
     pub(crate) by_tag: Vec<IdleTag>,
-    /// The most bytes times seconds first.
+    /// The largest byte-seconds first.
     pub(crate) worst: Vec<IdleBlock>,
     heap: BinaryHeap<Reverse<IdleBlock>>,
 }
@@ -72,7 +71,7 @@ impl Lifetimes {
         self.sizes.add(life.bytes, life.bytes);
     }
 
-    /// A block that was freed at `time`, or was live at the end.
+    /// Adds a block that was freed at `time`, or was live at the end.
     pub(crate) fn died(&mut self, life: &Life, time: u64, freed: bool) {
         let held = time.saturating_sub(life.born);
         if freed {

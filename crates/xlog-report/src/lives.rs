@@ -1,7 +1,7 @@
-//! Blocks between their allocation and their free, with when and where they were last used.
+//! Live blocks with the time and stream of their last use.
 //!
-//! The rules are those of the log's summary: a block is known by process, device and address, a free of another generation is a
-//! free of a block that the log does not have, and an allocation at a live address means that a free is missing. Memory grows with
+//! The rules are those of the log's summary. Process, device and address identify a block; a free of another generation
+//! concerns a block that the log lacks; an allocation at a live address means that a free is missing. Memory grows with
 //! the live blocks, not with the log, up to the limit of `reserve_live`.
 use std::collections::HashMap;
 
@@ -10,19 +10,17 @@ use xlog_trace::{Action, NameId, Record, TraceError, reserve_live};
 /// The key of a block in a log: process, device, address.
 pub(crate) type Key = (u32, u32, u64);
 
-/// A live block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Life {
     pub(crate) process: u32,
     pub(crate) device: u32,
     pub(crate) ptr: u64,
-    /// Charged bytes.
     pub(crate) bytes: u64,
-    /// Bytes from its address on, for maps of addresses.
+    /// Bytes covered from its address on, for address maps.
     pub(crate) extent: u64,
-    /// Place of its tag among those shown.
+    /// Series of its tag.
     pub(crate) tag: u8,
-    /// Its tag, also where that is shown together with others.
+    /// Its tag, even if it is shown together with others.
     pub(crate) name: Option<NameId>,
     pub(crate) stream: Option<u32>,
     pub(crate) generation: Option<u64>,
@@ -30,33 +28,31 @@ pub(crate) struct Life {
     /// Nanoseconds since the first record.
     pub(crate) born: u64,
     pub(crate) last_use: Option<u64>,
-    /// The stream that touched it last.
     pub(crate) last_stream: Option<u32>,
 }
 
-/// The change that a record made.
+/// The change that a record made to the live blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Change {
     None,
     Born(Life),
-    /// Born where a block was live whose free the log does not have.
+    /// An allocation at the address of a live block, whose free the log lacks.
     Replaced {
         born: Life,
         lost: Life,
     },
     Died(Life),
-    /// A use of a live block, which was last touched by the stream given.
+    /// A use of a live block, as it was before.
     Used(Life),
 }
 
-/// The live blocks.
 #[derive(Debug, Default)]
 pub(crate) struct Lives(HashMap<Key, Life>);
 
 impl Lives {
-    /// Applies a record at `time`, whose tag is shown as `tag`.
+    /// Applies a record at `time`, whose tag is shown as series `tag`.
     ///
-    /// More blocks than can be followed are an error.
+    /// Fails if more blocks are live than can be tracked.
     pub(crate) fn apply(
         &mut self,
         record: &Record,

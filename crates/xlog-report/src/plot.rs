@@ -1,9 +1,9 @@
-//! Small charts of text: columns of blocks, eight steps to a row.
+//! Text charts: columns of block characters, eight steps per row.
 use crate::text_report::size;
 
 const STEPS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// A chart of `height` rows with sizes to the left; `line` is a limit, drawn where the columns leave room.
+/// Returns a chart of `height` rows with sizes at the left; `line` is a limit, drawn where no column covers it.
 pub fn rows(values: &[u64], top: u64, height: usize, line: Option<u64>) -> Vec<String> {
     let steps = (height * 8) as u128;
     let scaled = |value: u64| {

@@ -1,12 +1,12 @@
-//! When allocators held which ranges of the device, in use or not: the background of the address map.
+//! When allocators reserved which ranges of the device, in use or not: the background of the address map.
 use std::cmp::Reverse;
 
 use xlog_trace::{Record, Reserved, ReservedRange};
 
-/// Ranges that a page lists: those with the most bytes times time.
+/// The maximum number of ranges listed: those with the most bytes times time.
 const LISTED: usize = 4096;
 
-/// A range from when it was taken to when it was returned, nanoseconds since the first record.
+/// A range from its reservation to its return, in nanoseconds since the first record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RangeRow {
     pub(crate) process: u32,
@@ -14,11 +14,10 @@ pub(crate) struct RangeRow {
     pub(crate) start: u64,
     pub(crate) bytes: u64,
     pub(crate) from: u64,
-    /// None: it was held at the end.
+    /// `None` if it was reserved at the end.
     pub(crate) to: Option<u64>,
 }
 
-/// Collects ranges, record by record.
 #[derive(Debug, Default)]
 pub(crate) struct ReservedRanges {
     held: Reserved,
@@ -31,10 +30,10 @@ impl ReservedRanges {
         self.held.bytes()
     }
 
-    /// Applies a record at `time`. Whether it is one of a segment.
+    /// Applies a record at `time`. Returns whether it is a record of a segment.
     pub(crate) fn apply(&mut self, record: &Record, time: u64) -> bool {
         let (ended, all) = (&mut self.ended, &mut self.all);
-        // Times that go back in the log do not on the page, and the page's times begin with the log.
+        // The page's times start with the log and never decrease, unlike those of records.
         let record = record.with_time_nanos(time);
         let applied = self.held.apply(&record, |range| {
             *all += 1;
@@ -55,7 +54,7 @@ impl ReservedRanges {
         self.ended.truncate(LISTED);
     }
 
-    /// The ranges by address and time, and how many there were in all.
+    /// Returns the ranges by address and time, and their total number.
     pub(crate) fn finish(mut self, time: u64) -> (Vec<RangeRow>, u64) {
         let held: Vec<_> = self.held.ranges().map(|range| row(range, None)).collect();
         let all = self.all + held.len() as u64;

@@ -1,6 +1,6 @@
-//! The first pass over a log: sums, the addresses it touches, and which streams have lanes.
+//! The first pass over a log: sums, touched addresses, and the streams that get lanes.
 //!
-//! Refused here, before anything is drawn: a log without records, and one that is less whole than demanded.
+//! It refuses a log without records, and one that is less complete than demanded.
 use std::collections::HashMap;
 
 use xlog_trace::{Action, Header, Names, Ordered, ReadReport, Source, Summarizer, Summary};
@@ -9,10 +9,9 @@ use crate::input::{Input, ReadingReport, Trouble, Watched};
 use crate::lanes;
 use crate::segments::{SegmentBuilder, Segments};
 
-/// Streams that are counted apart.
+/// The maximum number of streams counted separately.
 const MAX_STREAMS: usize = 1 << 16;
 
-/// The results of the first pass.
 pub(crate) struct Scan {
     pub(crate) summary: Summary,
     pub(crate) first_time: u64,
@@ -40,7 +39,7 @@ impl Scan {
             let counted = summarizer.push(&record, source.names());
             counted.map_err(|error| input.blame(&error).into_line())?;
             if matches!(record.action(), Action::SegmentTake | Action::SegmentReturn) {
-                // Segments are of no stream. Parts that no block touched have a place in the map too.
+                // Segments belong to no stream. The map also includes parts that no block touched.
                 if let (Action::SegmentTake, Some(ptr)) = (record.action(), record.ptr()) {
                     let bytes = record.bytes().unwrap_or(0);
                     segments.add(record.process(), record.device(), ptr, bytes);
@@ -79,19 +78,19 @@ impl Scan {
     }
 }
 
-/// The logs that a command accepts.
+/// How complete a log must be for a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Demand {
-    /// Also damaged ones and those that are cut off.
+    /// Damaged and truncated logs are accepted.
     Partial,
-    /// Those without damage; records may have been dropped, or not been written any more.
+    /// Undamaged logs are accepted, even if records were dropped or the log was not closed.
     Whole,
-    /// Complete ones.
+    /// Only complete logs are accepted.
     Complete,
 }
 
 impl Demand {
-    /// The demand of the options `--partial` and `--strict`.
+    /// Returns the demand of the options `--partial` and `--strict`.
     pub fn new(partial: bool, strict: bool) -> Self {
         match (partial, strict) {
             (_, true) => Self::Complete,
@@ -101,7 +100,7 @@ impl Demand {
     }
 }
 
-/// Refuses a log without records, and one that is less whole than demanded.
+/// Refuses a log without records, and one that is less complete than demanded.
 pub fn check(log: &str, reading: &ReadReport, demand: Demand) -> Result<(), String> {
     if reading.records == 0 {
         return Err(format!("{log}: it has no records; expected an allocation log with some"));

@@ -1,25 +1,25 @@
-//! Which stretches of the address space a log touches, put one behind the other without the gaps.
+//! The address ranges that a log touches, concatenated without the gaps.
 //!
-//! Addresses are rounded to granules of 2 MiB; where that makes more stretches than are shown, granules double until it does not.
-//! Address spaces of other processes and devices are apart.
+//! Addresses are rounded to granules of 2 MiB. If that yields too many ranges, the granule is doubled until they fit.
+//! Each process and device has its own address space.
 use std::collections::BTreeMap;
 
-/// The maximum number of separate stretches.
+/// The maximum number of separate ranges.
 const MAX_SEGMENTS: usize = 512;
 const GRANULE_BITS: u32 = 21;
 
-/// A stretch of addresses in which there were blocks.
+/// A range of addresses that contained blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) process: u32,
     pub(crate) device: u32,
     pub(crate) start: u64,
     pub(crate) bytes: u64,
-    /// Where it begins among all of them.
+    /// Its offset among all ranges.
     pub(crate) offset: u64,
 }
 
-/// Collects stretches: by process, device and first granule, the granule after the last.
+/// Collects ranges: from process, device and first granule to the granule after the last.
 #[derive(Debug)]
 pub(crate) struct SegmentBuilder {
     bits: u32,
@@ -48,7 +48,7 @@ impl SegmentBuilder {
 
     fn insert(&mut self, process: u32, device: u32, from: u64, to: u64) {
         let (mut from, mut to) = (from, to);
-        // The range that begins at or before this one, and all that begin inside of it or where it ends.
+        // The range that begins at or before this one, and all that begin inside it or at its end.
         loop {
             let touching = self
                 .ranges
@@ -80,19 +80,19 @@ impl SegmentBuilder {
     }
 }
 
-/// The stretches, by process, device and address.
+/// The ranges, by process, device and address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Segments {
     pub(crate) all: Vec<Segment>,
 }
 
 impl Segments {
-    /// Bytes of all of them.
+    /// Returns the total bytes of all ranges.
     pub(crate) fn bytes(&self) -> u64 {
         self.all.last().map_or(0, |last| last.offset.saturating_add(last.bytes))
     }
 
-    /// Where an address is among all of them.
+    /// Returns the offset of an address among all ranges.
     pub(crate) fn offset(&self, process: u32, device: u32, ptr: u64) -> Option<u64> {
         let after = self.all.partition_point(|segment| {
             (segment.process, segment.device, segment.start) <= (process, device, ptr)

@@ -1,4 +1,4 @@
-//! The report as a text of 80 columns, for terminals and the logs of continuous integration.
+//! The report as a text of 80 columns, for terminals and continuous integration.
 use std::collections::BTreeMap;
 
 use xlog_trace::{Action, CallTimes, TimesReport, Usage};
@@ -13,11 +13,11 @@ use crate::timeline::Timeline;
 const WIDTH: usize = 64;
 const HEIGHT: usize = 8;
 const BAR: usize = 24;
-/// Rows of each table.
+/// The maximum number of rows in a table.
 const ROWS: usize = 10;
 
 impl Analysis {
-    /// Why the log fails a budget, in one line; `None` if it does not, or if there is none.
+    /// Returns why the log fails a budget, in one line; `None` if it does not, or without a budget.
     pub fn over_budget(&self, budget: Option<u64>) -> Option<String> {
         let peak = self.summary.total.peak_bytes;
         let budget = budget.filter(|budget| peak > *budget)?;
@@ -25,7 +25,7 @@ impl Analysis {
         Some(format!("{log}: the peak of {peak} is above the budget of {budget}"))
     }
 
-    /// Notes on what the report cannot show.
+    /// Returns notes on what the report cannot show.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let (summary, reading) = (&self.summary, &self.reading);
@@ -54,10 +54,10 @@ impl Analysis {
     }
 }
 
-/// How a text names a log.
+/// Returns the name of a log for a text.
 pub type Naming = fn(&Analysis) -> &str;
 
-/// The report. `other` is what the log is compared with.
+/// Renders the report. `other` is the log it is compared with.
 pub fn render(
     analysis: &Analysis,
     other: Option<&Analysis>,
@@ -120,7 +120,7 @@ pub fn render(
     }
     usages(&mut page, "By query", &summary.by_query);
     usages(&mut page, "By thread", &summary.by_thread);
-    // The last part of a path names a file best where there is little room.
+    // The last component of a path identifies a file best in little space.
     let file = |site: &String| site.rsplit(['/', '\\']).next().unwrap_or(site).to_owned();
     let sites: Vec<_> = summary.by_site.iter().map(|(site, usage)| (file(site), *usage)).collect();
     usages(&mut page, "By call site", &sites);
@@ -148,12 +148,12 @@ fn against(budget: u64, peak: u64) -> String {
     }
 }
 
-/// A chart of the totals: the highest of each column; a dash where the budget is.
+/// Draws the maximum total of each column; dashes mark the budget.
 fn chart(page: &mut TextReport, timeline: &Timeline, budget: Option<u64>) {
     let totals: Vec<u64> =
         timeline.columns(WIDTH).iter().map(|&bin| timeline.stack(bin).iter().sum()).collect();
     let highest = totals.iter().copied().max().unwrap_or(0).max(1);
-    // A budget that is far above would press everything flat.
+    // A budget far above the maximum would flatten the chart.
     let budget = budget.filter(|budget| *budget / 3 < highest);
     let top = highest.max(budget.unwrap_or(0));
     for line in crate::plot::rows(&totals, top, HEIGHT, budget) {
@@ -195,7 +195,7 @@ fn idle(page: &mut TextReport, analysis: &Analysis) {
     }
 }
 
-/// The peaks of several: one alone has the peak of everything.
+/// Adds a table of peaks, unless there is only one, whose peak is the total.
 fn usages(page: &mut TextReport, title: &str, rows: &[(String, Usage)]) {
     if rows.len() < 2 {
         return;
@@ -263,12 +263,12 @@ fn more(page: &mut TextReport, rows: usize) {
     }
 }
 
-/// The name of a tag, also of blocks without one.
+/// Returns the display name of a tag, including the empty one.
 pub(crate) fn named(tag: &str) -> &str {
     if tag.is_empty() { "untagged" } else { tag }
 }
 
-/// At most `width - 1` characters, the end cut, and nothing that would move the cursor.
+/// Truncates to `width - 1` characters and escapes anything that would move the cursor.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     let text = escape::line(text);
     let mut short: String = text.chars().take(width - 1).collect();
@@ -283,7 +283,7 @@ fn part(bytes: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { bytes as f64 / whole as f64 }
 }
 
-/// The times of calls, one line for each action.
+/// Adds the times of calls, one line per action.
 pub fn call_times(page: &mut TextReport, times: &BTreeMap<Action, CallTimes>) {
     if times.is_empty() {
         return;
@@ -294,7 +294,7 @@ pub fn call_times(page: &mut TextReport, times: &BTreeMap<Action, CallTimes>) {
     }
 }
 
-/// The figures of call times in one line.
+/// Formats the figures of call times in one line.
 pub fn times_text(times: &TimesReport) -> String {
     format!(
         "mean {}, p50 {}, p99 {}, max {}",
@@ -305,7 +305,7 @@ pub fn times_text(times: &TimesReport) -> String {
     )
 }
 
-/// A duration in the unit people would use.
+/// Formats a duration in a suitable unit.
 pub fn seconds(nanos: u64) -> String {
     match nanos {
         0..1_000 => format!("{nanos} ns"),

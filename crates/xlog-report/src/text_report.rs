@@ -1,4 +1,4 @@
-//! Text for people: titles, aligned labels, and lines no wider than the terminal, or 80 columns, where a word allows it.
+//! Text for people: titles, aligned labels, and lines wrapped at the terminal's width, or 80 columns.
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,7 +12,7 @@ const LABEL: usize = 20;
 
 static WIDTH: AtomicUsize = AtomicUsize::new(COLUMNS);
 
-/// A number of things, by the word for one of them.
+/// Formats a number of things; `one` is the singular.
 pub fn count(number: u64, one: &str) -> String {
     match number {
         1 => format!("1 {one}"),
@@ -20,12 +20,12 @@ pub fn count(number: u64, one: &str) -> String {
     }
 }
 
-/// Sets the columns of all texts: those of the terminal, from 60 to 120.
+/// Sets the columns of all texts to those of the terminal, from 60 to 120.
 pub fn set_width(columns: usize) {
     WIDTH.store(columns.clamp(60, 120), Ordering::Relaxed);
 }
 
-/// The columns of a text.
+/// Returns the columns of a text.
 pub fn width() -> usize {
     WIDTH.load(Ordering::Relaxed)
 }
@@ -44,7 +44,7 @@ impl TextReport {
         self.0.push('\n');
     }
 
-    /// A label and its value, wrapped at spaces and indented under itself.
+    /// Adds a label and its value, wrapped at spaces with a hanging indent.
     pub fn line(&mut self, label: &str, value: &str) {
         let label = escape::line(label);
         let mut label = label.as_ref();
@@ -55,7 +55,7 @@ impl TextReport {
         }
     }
 
-    /// A row of a table: the first cell and the last to the left, those between to the right.
+    /// Adds a row of a table: the first and last cells left-aligned, those between right-aligned.
     pub fn columns(&mut self, cells: &[&str]) {
         let mut line = String::new();
         for (index, cell) in cells.iter().map(|cell| escape::line(cell)).enumerate() {
@@ -75,7 +75,7 @@ impl TextReport {
         let _ = writeln!(self.0, "{}", format!("  {}", escape::line(text)).trim_end());
     }
 
-    /// The last words, after an empty line, and the whole text.
+    /// Adds the verdict after an empty line and returns the text.
     pub fn close(mut self, verdict: &str) -> String {
         if !self.0.is_empty() {
             self.0.push('\n');
@@ -88,7 +88,7 @@ impl TextReport {
     }
 }
 
-/// Lines of at most `width` characters; a longer word has a line of its own.
+/// Splits into lines of at most `width` characters; a longer word gets its own line.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

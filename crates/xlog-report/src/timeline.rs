@@ -1,26 +1,26 @@
 //! Memory over time by tag, at a resolution that follows the records.
 //!
-//! A bin is a run of consecutive records, the same number in each, so that bursts keep their detail and quiet times cost nothing.
-//! A log of no more records than bins is kept exactly. Of each bin the moment of its highest total is kept, with all tags at
-//! that moment, so no peak is ever lost; and its lowest total.
+//! A bin is a fixed number of consecutive records, so bursts keep their detail and quiet times cost nothing. A log with
+//! no more records than bins is kept exactly. A bin keeps its lowest total, and all tags at the moment of its highest
+//! total, so no peak is lost.
 
-/// Most bins of a timeline.
+/// The maximum number of bins.
 pub(crate) const MAX_BINS: usize = 1 << 15;
 
-/// The bins.
+/// The bins of a log.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Timeline {
-    /// Tags, or series.
+    /// The number of series.
     pub(crate) series: usize,
-    /// When each bin begins, nanoseconds since the first record.
+    /// When each bin begins, in nanoseconds since the first record.
     pub(crate) starts: Vec<u64>,
-    /// Bytes of all series at the highest moment of each bin, bin after bin.
+    /// Bytes of all series at the highest moment of each bin, bin by bin.
     pub(crate) stacks: Vec<u64>,
     /// The lowest total of each bin.
     pub(crate) lows: Vec<u64>,
-    /// The most reserved bytes of each bin.
+    /// The maximum reserved bytes of each bin.
     pub(crate) reserved: Vec<u64>,
-    /// When the last record was.
+    /// The time of the last record.
     pub(crate) end: u64,
 }
 
@@ -29,31 +29,31 @@ impl Timeline {
         self.starts.len()
     }
 
-    /// The series of a bin at its highest moment.
+    /// Returns the series of a bin at its highest moment.
     pub(crate) fn stack(&self, bin: usize) -> &[u64] {
         let from = bin.saturating_mul(self.series);
         self.stacks.get(from..from.saturating_add(self.series)).unwrap_or(&[])
     }
 
-    /// The most reserved bytes in each of `width` equal steps of time.
+    /// Returns the maximum reserved bytes in each of `width` equal time steps.
     pub(crate) fn reserved_columns(&self, width: usize) -> Vec<u64> {
         let bytes = |bin: usize| self.reserved.get(bin).copied().unwrap_or(0);
         self.highest_bins(width, bytes).into_iter().map(bytes).collect()
     }
 
-    /// For each of `width` equal steps of time, the bin that is highest in it.
+    /// Returns the bin with the highest total in each of `width` equal time steps.
     pub(crate) fn columns(&self, width: usize) -> Vec<usize> {
         self.highest_bins(width, |bin| self.stack(bin).iter().sum())
     }
 
-    /// For each of `width` equal steps of time, the first bin with the largest value.
+    /// Returns, for each of `width` equal time steps, the first bin with the largest value.
     fn highest_bins(&self, width: usize, value: impl Fn(usize) -> u64) -> Vec<usize> {
         let edge = |at: usize| (u128::from(self.end) * at as u128 / width.max(1) as u128) as u64;
         let mut first = 0;
         (0..width)
             .map(|column| {
                 let (from, to) = (edge(column), edge(column + 1));
-                // The bin that began before the step is still there in it.
+                // The bin that began before the step extends into it.
                 while self.starts.get(first + 1).is_some_and(|&start| start <= from) {
                     first += 1;
                 }
@@ -65,7 +65,7 @@ impl Timeline {
     }
 }
 
-/// Makes a timeline, record by record.
+/// Builds a timeline, record by record.
 #[derive(Debug)]
 pub(crate) struct TimelineBuilder {
     made: Timeline,
@@ -78,7 +78,7 @@ pub(crate) struct TimelineBuilder {
 }
 
 impl TimelineBuilder {
-    /// Makes a builder for a log of this number of records and series.
+    /// Creates a builder for a log of this number of records and series.
     pub(crate) fn new(records: u64, series: usize) -> Self {
         let per_bin = records.div_ceil(MAX_BINS as u64).max(1);
         Self {
@@ -106,22 +106,22 @@ impl TimelineBuilder {
         self.total = self.total.saturating_sub(bytes);
     }
 
-    /// Sets the bytes that are reserved, in use or not.
+    /// Sets the reserved bytes, in use or not.
     pub(crate) fn set_reserved(&mut self, bytes: u64) {
         self.reserved = bytes;
     }
 
-    /// Bytes that are live.
+    /// Returns the live bytes.
     pub(crate) fn total(&self) -> u64 {
         self.total
     }
 
-    /// The number of the bin that the next record is in.
+    /// Returns the bin of the next record.
     pub(crate) fn next_bin(&self) -> usize {
         self.made.len() - usize::from(self.in_bin < self.per_bin && self.made.len() > 0)
     }
 
-    /// Ends a record, whose changes have been made.
+    /// Ends a record, whose changes have been applied.
     pub(crate) fn end_record(&mut self, time: u64) {
         self.made.end = time;
         if self.in_bin >= self.per_bin {
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
     use xlog_workloads::Minstd;
 
-    /// Random steps of two series; returns the totals after each record too.
+    /// Makes random steps of two series; also returns the totals after each record.
     fn walk(records: u64, seed: u64) -> (Timeline, Vec<(u64, u64)>) {
         let mut random = Minstd::new(seed);
         let mut builder = TimelineBuilder::new(records, 2);

@@ -1,7 +1,6 @@
-//! The small closed vocabularies of a record: what was done, what served it, how bytes were touched.
+//! The closed vocabularies of a record: the action, the path that served it, and the access of a use.
 //!
-//! Each is one byte in a file. A number this version does not know is kept as `Other`, so that a
-//! newer log passes through an older tool unchanged.
+//! Each value is one byte in a file. A number unknown to this version becomes `Other`, so older tools pass newer logs through unchanged.
 
 use std::fmt;
 
@@ -17,7 +16,7 @@ macro_rules! vocabulary {
         }
 
         impl $name {
-            /// The value with this number; unknown numbers become `Other`.
+            /// Returns the value with this number; an unknown number becomes `Other`.
             pub const fn from_code(code: u8) -> Self {
                 match code {
                     $($code => Self::$variant,)*
@@ -25,7 +24,7 @@ macro_rules! vocabulary {
                 }
             }
 
-            /// The number written in files.
+            /// Returns the number written in files.
             pub const fn code(self) -> u8 {
                 match self {
                     $(Self::$variant => $code,)*
@@ -33,7 +32,7 @@ macro_rules! vocabulary {
                 }
             }
 
-            /// The name used in CSV; none for numbers without one.
+            /// Returns the name used in CSV; `None` for a number without one.
             pub const fn name(self) -> Option<&'static str> {
                 match Self::from_code(self.code()) {
                     $(Self::$variant => Some($text),)*
@@ -41,7 +40,7 @@ macro_rules! vocabulary {
                 }
             }
 
-            /// The value a CSV field names: a known name, or the prefix and a number.
+            /// Parses a CSV field: a known name, or the prefix and a number.
             pub fn from_text(text: &str) -> Option<Self> {
                 match text {
                     $($text => Some(Self::$variant),)*
@@ -64,19 +63,19 @@ macro_rules! vocabulary {
 vocabulary!(
     /// The operation that a record reports.
     Action, "action-", {
-        /// An allocation was asked for; failed if the record carries an error.
+        /// An allocation was requested. A record with an error is a failed request.
         Allocate = 1 => "allocate",
         /// A block was freed.
         Deallocate = 2 => "deallocate",
-        /// Pending frees were waited for and counted.
+        /// The host waited for pending frees and counted them.
         ReapPending = 3 => "reap_pending",
         /// A use of a block was opened on a stream.
         UsePrepare = 4 => "use_prepare",
         /// A use of a block was closed.
         UseFinish = 5 => "use_finish",
-        /// An allocation failed, and the log does not have the reason (RMM's `allocate failure`).
+        /// An allocation failed for an unrecorded reason (RMM's `allocate failure`).
         AllocateFailure = 6 => "allocate_failure",
-        /// An allocator took a range of device memory: its address and bytes. Without an address, only the bytes are known.
+        /// An allocator reserved a range of device memory. A record without an address gives only the bytes.
         SegmentTake = 7 => "segment_take",
         /// An allocator returned a range to the device, a whole segment or a part of one.
         SegmentReturn = 8 => "segment_return",
@@ -92,11 +91,11 @@ vocabulary!(
         Driver = 1 => "driver",
         /// A per-stream magazine.
         Magazine = 2 => "magazine",
-        /// The central index, a block of the same stream.
+        /// Free memory of the same stream.
         Own = 3 => "own",
-        /// The central index, a block that the stream is already ordered after.
+        /// Free memory of another stream, which this one is already ordered after.
         Covered = 4 => "covered",
-        /// The central index, a block whose work has completed.
+        /// Free memory of another stream, whose work has completed.
         Completed = 5 => "completed",
         /// New memory taken from the device.
         Grown = 6 => "grown",
@@ -109,7 +108,7 @@ vocabulary!(
     }
 );
 
-/// The access of a use to the bytes of a block.
+/// How a use accesses the bytes of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UseAccess {
     /// Only reads.
@@ -138,7 +137,7 @@ impl UseAccess {
         }
     }
 
-    /// The name used in CSV.
+    /// Returns the name used in CSV.
     pub const fn text(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -147,7 +146,7 @@ impl UseAccess {
         }
     }
 
-    /// The access a CSV field names.
+    /// Parses the name used in CSV.
     pub fn from_text(text: &str) -> Option<Self> {
         match text {
             "read" => Some(Self::Read),

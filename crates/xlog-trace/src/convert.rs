@@ -1,4 +1,4 @@
-//! From any format to any other, one record at a time.
+//! Conversion between all formats, one record at a time.
 
 use std::io::Write;
 
@@ -6,17 +6,17 @@ use crate::encoder::{Format, LogWriter};
 use crate::error::TraceError;
 use crate::reader::Source;
 
-/// The counts of a conversion. The reader's own report has what it skipped.
+/// The counts of a conversion. The reader's report counts what was skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Converted {
     /// Records written.
     pub written: u64,
-    /// Records that the target format has no way to say.
+    /// Records that the target format cannot represent.
     pub left_out: u64,
 }
 
-/// Writes the rest of `source` to `out` in `format`. A copy of an incomplete log is incomplete too, if the format can say so.
+/// Writes the rest of `source` to `out` in `format`. A copy of an incomplete log is marked incomplete if the format allows it.
 pub fn convert<W: Write>(
     source: &mut impl Source,
     format: Format,

@@ -1,8 +1,7 @@
-//! From records to bytes: the one seam that every output format implements.
+//! Encoders turn records into bytes; every output format implements [`Encoder`].
 //!
-//! An encoder appends to a byte buffer and never fails; the owner of the buffer decides when it
-//! becomes a `write`. After [`Encoder::seal`] the buffer ends at a boundary that a reader accepts
-//! as the end of a file.
+//! An encoder appends to a byte buffer and never fails; the buffer's owner decides when to write it. After
+//! [`Encoder::seal`] the buffer ends at a boundary that a reader accepts as the end of a file.
 
 use std::fmt;
 use std::io::Write;
@@ -22,7 +21,7 @@ use crate::rmm::RmmEncoder;
 pub enum Format {
     /// The binary layout, `.xtrace`.
     Binary,
-    /// CSV with a header of our columns.
+    /// CSV with this crate's columns.
     Csv,
     /// The six columns of RMM's logging adaptor.
     RmmCsv,
@@ -38,23 +37,23 @@ impl fmt::Display for Format {
     }
 }
 
-/// Turns records into the bytes of one format.
+/// Encodes records in one format.
 pub trait Encoder: Send {
     /// Begins a file: everything before the first record. May be called again for the next file.
     fn begin(&mut self, header: &Header, out: &mut Vec<u8>);
-    /// Adds a record. Returns false when the format has no way to say it, and nothing was added.
+    /// Adds a record. Returns false, and adds nothing, if the format cannot represent it.
     fn record(&mut self, record: &Record, names: &Names, out: &mut Vec<u8>) -> bool;
-    /// Completes what was added, so that `out` may be written.
+    /// Completes the pending chunk, so that `out` may be written.
     fn seal(&mut self, out: &mut Vec<u8>);
-    /// Ends a file: how many records it holds and how many its writer had to drop.
+    /// Ends a file with the number of records in it and the number its writer dropped.
     fn end(&mut self, written: u64, dropped: u64, out: &mut Vec<u8>);
-    /// Whether a file of the format says where it ends: one without an end is seen to be incomplete.
+    /// Returns whether the format marks the end of a file, so that a reader detects an incomplete one.
     fn has_end(&self) -> bool {
         false
     }
 }
 
-/// The encoder of a format.
+/// Returns the encoder of a format.
 pub fn encoder(format: Format) -> Box<dyn Encoder> {
     match format {
         Format::Binary => Box::<BinaryEncoder>::default(),
@@ -63,7 +62,7 @@ pub fn encoder(format: Format) -> Box<dyn Encoder> {
     }
 }
 
-/// Writes records in any format to a byte stream, in pieces that end at record boundaries.
+/// Writes records in any format to a byte stream; every write ends at a record boundary.
 ///
 /// ```
 /// use xlog_trace::{Action, Format, Header, LogWriter, Names, Record};
@@ -111,23 +110,23 @@ impl<W: Write> LogWriter<W> {
         Ok(())
     }
 
-    /// Records written so far.
+    /// Returns the number of records written so far.
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Records that the format has no way to say.
+    /// Returns the number of records that the format cannot represent.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Ends the log and gives the stream back.
+    /// Ends the log and returns the stream.
     pub fn finish(self) -> Result<W, TraceError> {
         self.finish_as(&Header::new(), &ReadReport::default())
     }
 
-    /// Ends a copy of the log that `report` is about and gives the stream back. A format that can say so says that records are
-    /// missing: those that the writer dropped, and those after a log that was not closed or that has bad places.
+    /// Ends a copy of the log that `report` describes and returns the stream. If the format allows it, the copy records that
+    /// records are missing: those the writer dropped, and those lost because the log was not closed or has damage.
     pub fn finish_as(mut self, header: &Header, report: &ReadReport) -> Result<W, TraceError> {
         self.encoder.seal(&mut self.buffer);
         let is_open = report.truncated || report.unclosed || report.skipped > 0;
@@ -135,7 +134,7 @@ impl<W: Write> LogWriter<W> {
             self.encoder.end(self.written, report.dropped_at_source, &mut self.buffer);
         }
         if is_open && report.dropped_at_source > 0 && self.encoder.has_end() {
-            // Another log begins behind the end, and has none.
+            // A second header without an end follows, which marks the copy as unclosed.
             self.encoder.begin(header, &mut self.buffer);
         }
         self.drain()?;

@@ -1,10 +1,10 @@
-//! Everything that can go wrong between a file and its records, with the place and what was expected.
+//! Errors of reading and writing logs, with their position and the expected input.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Where in a file something is: a line of text, or a byte.
+/// A position in a file: a line of text or a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputPosition {
     /// A line, counted from one.
@@ -22,16 +22,16 @@ impl fmt::Display for InputPosition {
     }
 }
 
-/// Input that is not what it should be.
+/// Input that does not match its format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadInput {
-    /// Where it is.
+    /// Its position.
     pub position: InputPosition,
     /// The expected input.
     pub expected: String,
     /// The input found, shortened.
     pub found: String,
-    /// How many records before it were good.
+    /// The number of good records before it.
     pub good_records: u64,
 }
 
@@ -49,10 +49,10 @@ impl fmt::Display for BadInput {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// Something in the input is wrong. Only strict readers return it for single records.
+    /// The input is invalid. For single records, only strict readers return it.
     #[error("{0}")]
     Bad(BadInput),
-    /// The file is none of the known formats.
+    /// The file has none of the known formats.
     #[error(
         "not an allocation log: expected an xtrace binary file, a CSV header with the columns \
          `action` and `pointer`, or RMM's `Thread,Time,Action,Pointer,Size,Stream`; found {found}"
@@ -61,18 +61,18 @@ pub enum TraceError {
         /// How the file begins.
         found: String,
     },
-    /// The file is of a newer layout than this version reads.
+    /// The file has a newer layout than this version reads.
     #[error("xtrace version {found} is newer than {supported}, the newest this version reads")]
     NewerVersion {
         /// The file's version.
         found: u16,
-        /// The newest version read here.
+        /// The newest version that can be read.
         supported: u16,
     },
     /// A memory snapshot cannot be read.
     #[error(transparent)]
     Snapshot(#[from] crate::import::SnapshotError),
-    /// A setting of a recorder cannot be used.
+    /// A recorder's setting is invalid.
     #[error("{setting} is {value}, expected {expected}")]
     BadSetting {
         /// The setting's name.
@@ -82,20 +82,20 @@ pub enum TraceError {
         /// The accepted values.
         expected: &'static str,
     },
-    /// More blocks are live at one point of the log than can be followed.
+    /// More blocks are live at one point of the log than a reader may track.
     #[error(
         "{live} blocks are live at one point of the log and more follow; to follow them takes {} MiB of memory, {why}",
         bytes >> 20
     )]
     TooManyLive {
-        /// Blocks that are followed.
+        /// The blocks tracked so far.
         live: usize,
-        /// Memory that more of them would take.
+        /// The memory that tracking more would take.
         bytes: usize,
         /// Why that is too much.
         why: &'static str,
     },
-    /// Another recorder, of this process or another, writes the file.
+    /// Another recorder, in this process or another, writes the file.
     #[error(
         "{} has a writer already, in this process or another, and a log file has one: give every runtime and process a \
          file of its own; in XLOG_DEVICE_LOG, %p stands for the process and %d for the device",
@@ -108,7 +108,7 @@ pub enum TraceError {
     /// Reading or writing failed.
     #[error("{context}: {source}")]
     Io {
-        /// The attempted action.
+        /// The operation that failed.
         context: String,
         /// The system's error.
         source: io::Error,
@@ -122,7 +122,7 @@ impl TraceError {
     }
 }
 
-/// An excerpt of bad bytes for an error: printable, at most 40 characters.
+/// Returns a printable excerpt of bad bytes for an error, at most 40 characters.
 pub(crate) fn excerpt(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "nothing".to_owned();

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The frame of a log: whose it is and what its clock counts from.
+/// The writer's process, the epoch of the records' times, and the device.
 ///
 /// ```
 /// let header = xlog_trace::Header::new().with_epoch_unix_nanos(1_000).with_device_name("H200");
@@ -13,20 +13,20 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Header {
     /// The process that wrote the log; zero when unknown.
     pub process: u32,
-    /// Wall clock at time zero of the records, nanoseconds since 1970; zero when the records
-    /// carry wall-clock time themselves or when their date is unknown.
+    /// Wall clock at time zero of the records, in nanoseconds since 1970. Zero if the records carry wall-clock time
+    /// themselves or their date is unknown.
     pub epoch_unix_nanos: u64,
     /// The device's name; empty when unknown.
     pub device_name: String,
 }
 
 impl Header {
-    /// An empty header.
+    /// Creates an empty header.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A header of this process with its epoch at the present time.
+    /// Creates a header of this process whose epoch is now.
     pub fn of_this_process() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
@@ -45,7 +45,7 @@ impl Header {
         with_process(process: u32) { process: process }
     }
 
-    /// Wall-clock nanoseconds since 1970 of a record's time, saturating.
+    /// Converts a record's time to wall-clock nanoseconds since 1970, saturating.
     pub fn unix_nanos(&self, record_nanos: u64) -> u64 {
         self.epoch_unix_nanos.saturating_add(record_nanos)
     }

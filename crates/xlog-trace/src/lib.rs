@@ -1,11 +1,12 @@
 //! The allocation log as a file format.
 //!
-//! A log is a sequence of [`Record`]s: an allocation, free or use, with its time, thread, stream and tag, or a segment that an allocator
-//! took or returned.
-//! This crate reads and writes it as a binary file, as CSV and as RMM's CSV ([`Reader`],
-//! [`LogWriter`]), reads PyTorch's memory snapshots ([`import`]), turns it into what other tools show ([`export`]), sums it up ([`Summary`]), and
-//! writes it from a running program at the cost of a copy ([`Recorder`]). It knows nothing of
-//! allocators.
+//! A log is a sequence of [`Record`]s: an allocation, a free, a use, or a segment that an allocator reserved or returned.
+//! Each has its time, thread, stream and tag. This crate
+//! - reads and writes logs as binary files, as CSV and as RMM's CSV ([`Reader`], [`LogWriter`]);
+//! - imports PyTorch's memory snapshots ([`import`]) and exports to other tools' viewers ([`export`]);
+//! - summarizes logs ([`Summary`]) and records them from a running program ([`Recorder`]).
+//!
+//! It does not depend on any allocator.
 //!
 //! ```
 //! use xlog_trace::{Action, Reader, Record, Recorder, RecorderConfig, Summary, intern};

@@ -1,37 +1,37 @@
-//! Lines of text from a byte stream, in bounded memory, with line breaks allowed inside quotes.
+//! Lines of text from a byte stream, in bounded memory. A quoted field may contain line breaks.
 //!
-//! A line that is too long, or whose quotes do not close, is given as broken and only its first
-//! physical line is passed over: one bad quote does not swallow the file.
+//! A line that is too long or has an open quote is reported as broken. Only its first physical line is skipped, so one
+//! stray quote does not swallow the rest of the file.
 
 use std::io::Read;
 
 use crate::error::TraceError;
 
-/// Longest line that is read, quoted line breaks included.
+/// The maximum length of a line, quoted line breaks included.
 pub const MAX_LINE_BYTES: usize = 64 << 10;
-/// The maximum number of physical lines of one record; bounds how often a byte is read again.
+/// The maximum number of physical lines in one record; bounds how often a byte is read again.
 pub(crate) const MAX_LINES_IN_RECORD: usize = 64;
 const READ_BYTES: usize = 64 << 10;
 
-/// The fault of a line as a line.
+/// Why a line is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     TooLong,
     OpenQuote,
-    /// The file ends without the line's end.
+    /// The file ends before the line does.
     Cut,
 }
 
-/// A line's place in the buffer.
+/// The position of a line in the buffer.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) number: u64,
     start: usize,
     end: usize,
-    /// Where the physical line after the first begins, when there are several.
+    /// Where the second physical line begins, if there are several.
     second: Option<usize>,
     pub(crate) broken: Option<Broken>,
-    /// How a broken line begins: its bytes are no longer in the buffer.
+    /// The first bytes of a broken line, which are no longer in the buffer.
     head: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ impl<R: Read> Lines<R> {
         Self { inner, buffer: Vec::new(), at: 0, read: 0, ended: false, line: 0 }
     }
 
-    /// The line without its end; only the beginning of a broken one.
+    /// Returns the line without its line break; of a broken one, only the first bytes.
     pub(crate) fn text<'a>(&'a self, line: &'a Line) -> &'a [u8] {
         if line.broken.is_some() {
             return &line.head;
@@ -58,7 +58,7 @@ impl<R: Read> Lines<R> {
         self.buffer.get(line.start..line.end).unwrap_or(&[])
     }
 
-    /// Goes back to the physical line after the first of a line that was no good.
+    /// Rewinds to the second physical line of a line that could not be parsed.
     pub(crate) fn reconsider(&mut self, line: &Line) {
         if let Some(second) = line.second {
             self.at = second;
@@ -67,7 +67,7 @@ impl<R: Read> Lines<R> {
     }
 
     pub(crate) fn next(&mut self) -> Result<Option<Line>, TraceError> {
-        // Everything that one record may need, or all there is.
+        // The buffer must hold the longest line, or all that remains.
         if !self.ended && self.buffer.len() - self.at <= MAX_LINE_BYTES {
             self.fill()?;
         }
@@ -120,7 +120,7 @@ impl<R: Read> Lines<R> {
         Ok(Some(Line { number, start: 0, end: 0, second: None, broken: Some(broken), head }))
     }
 
-    /// Passes over the rest of the physical line, however long it is.
+    /// Skips the rest of the physical line, whatever its length.
     fn pass_line(&mut self) -> Result<(), TraceError> {
         loop {
             let rest = self.buffer.get(self.at..).unwrap_or(&[]);

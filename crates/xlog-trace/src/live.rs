@@ -1,4 +1,4 @@
-//! Which blocks are alive at a point of a log. Memory grows with the live blocks, not with the log, up to a limit.
+//! The live blocks at a point of a log. Memory grows with the live blocks, not with the log, up to a limit.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -9,12 +9,12 @@ use crate::names::NameId;
 use crate::record::Record;
 use crate::stacks::StackId;
 
-/// Live blocks that are followed at once: a table of 4,194,304 slots, 0.6 GB, and half of that again while it grows.
+/// The maximum number of live blocks tracked at once: a table of 4,194,304 slots, 0.6 GB, and half of that again while it grows.
 pub const MAX_LIVE_BLOCKS: usize = (1 << 22) / 8 * 7;
 
-/// Makes room for one more block in a table of live blocks.
+/// Reserves space for one more block in a table of live blocks.
 ///
-/// More than [`MAX_LIVE_BLOCKS`], and memory that the system does not give, are [`TraceError::TooManyLive`].
+/// Returns [`TraceError::TooManyLive`] beyond [`MAX_LIVE_BLOCKS`] or if the system is out of memory.
 pub fn reserve_live<K: Eq + Hash, V>(blocks: &mut HashMap<K, V>) -> Result<(), TraceError> {
     if blocks.len() < blocks.capacity() {
         return Ok(());
@@ -28,7 +28,7 @@ fn reserve_within<K: Eq + Hash, V>(
     limit: usize,
 ) -> Result<(), TraceError> {
     let live = blocks.len();
-    // A table grows to twice its slots, of which seven in eight are used, with a byte beside each.
+    // A table doubles its slots, uses at most seven of eight, and has a control byte for each.
     let slots = live.div_ceil(7).max(1) * 8 * 2;
     let bytes = slots.saturating_mul(size_of::<(K, V)>() + 1);
     let refuse = |why| TraceError::TooManyLive { live, bytes, why };
@@ -50,21 +50,21 @@ pub struct LiveBlock {
     pub device: u32,
     /// Its address.
     pub ptr: u64,
-    /// Bytes asked for.
+    /// The requested bytes.
     pub bytes: u64,
-    /// Bytes it is charged.
+    /// The charged bytes.
     pub charged: u64,
-    /// Its label.
+    /// Its tag.
     pub tag: Option<NameId>,
-    /// The stream it was allocated on.
+    /// The stream of the allocation.
     pub stream: Option<u32>,
-    /// The query it was allocated for.
+    /// The query of the allocation.
     pub query_id: Option<u64>,
     /// Its generation.
     pub generation: Option<u64>,
     /// The thread that allocated it.
     pub thread: u64,
-    /// Place of the allocation in the history.
+    /// Position of the allocation in the history.
     pub order: u64,
     /// Time of the allocation.
     pub time_nanos: u64,
@@ -77,16 +77,16 @@ pub struct LiveBlock {
 /// The change that a record made to the set of live blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing: it failed, or it is about something else.
+    /// None: the call failed, or the action concerns no live block.
     None,
     Born(LiveBlock),
-    /// Born at the address of a block whose free the log does not have.
+    /// An allocation at the address of a live block, whose free the log lacks.
     Replaced {
         born: LiveBlock,
         lost: LiveBlock,
     },
     Died(LiveBlock),
-    /// A free of a block whose allocation the log does not have.
+    /// A free of a block whose allocation the log lacks.
     UnknownFree,
 }
 
@@ -166,7 +166,7 @@ mod tests {
         let error = reserve_within(&mut blocks, limit).unwrap_err();
         let TraceError::TooManyLive { live, bytes, .. } = error else { panic!("{error:?}") };
         assert_eq!((live, bytes / (1 << 10)), (limit, 2 * 137), "twice the slots of 137 bytes");
-        // Room that a free made is used without a check of the limit.
+        // Slots that a free vacated are reused without a check of the limit.
         blocks.remove(&0);
         reserve_live(&mut blocks).unwrap();
     }

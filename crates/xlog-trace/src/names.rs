@@ -1,20 +1,19 @@
 //! The strings of a log: an append-only table from numbers to text, and the names of streams.
 //!
-//! The table is bounded in entries and in bytes. What no longer fits becomes [`NameId::LOST`]:
-//! memory stays bounded whatever a file or a program feeds it, and no record is refused for it.
+//! The table is bounded in entries and bytes. A text that does not fit becomes [`NameId::LOST`]; no record is refused for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::stacks::{StackId, Stacks};
 
-/// Most strings one table holds.
+/// The maximum number of strings in one table.
 pub const MAX_NAMES: usize = 1 << 16;
-/// Most bytes of text one table holds.
+/// The maximum number of text bytes in one table.
 pub const MAX_NAME_TABLE_BYTES: usize = 16 << 20;
-/// Longest text of one name; longer texts are cut at a character boundary.
+/// The maximum length of a name in bytes; a longer text is cut at a character boundary.
 pub const MAX_NAME_BYTES: usize = 4096;
-/// Most streams that carry a name.
+/// The maximum number of named streams.
 pub const MAX_STREAM_NAMES: usize = 1 << 16;
 
 /// An interned string: its number in a [`Names`] table. Zero is never issued.
@@ -22,7 +21,7 @@ pub const MAX_STREAM_NAMES: usize = 1 << 16;
 pub struct NameId(u32);
 
 impl NameId {
-    /// Stands for a text that did not fit the bounded table.
+    /// Stands for a text that did not fit in the bounded table.
     pub const LOST: Self = Self(u32::MAX);
 
     pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
@@ -52,12 +51,12 @@ pub struct Names {
 }
 
 impl Names {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The number of `text`, new or known; [`NameId::LOST`] when the table is full.
+    /// Returns the number of `text` and adds it if it is new; [`NameId::LOST`] if the table is full.
     pub fn intern(&mut self, text: &str) -> NameId {
         let text = cut(text);
         if let Some(&id) = self.ids.get(text) {
@@ -75,7 +74,7 @@ impl Names {
         id
     }
 
-    /// The number of `text`, if it has one.
+    /// Returns the number of `text`, if the table has it.
     pub fn find(&self, text: &str) -> Option<NameId> {
         self.ids.get(cut(text)).copied()
     }
@@ -84,7 +83,7 @@ impl Names {
         self.texts.len() >= MAX_NAMES / 2 || self.bytes >= MAX_NAME_TABLE_BYTES / 2
     }
 
-    /// The text of a name, if this table issued it.
+    /// Returns the text of a name that this table issued.
     pub fn text(&self, id: NameId) -> Option<&str> {
         if id == NameId::LOST {
             return Some("(lost)");
@@ -92,32 +91,32 @@ impl Names {
         self.texts.get((id.0 as usize).checked_sub(1)?).map(|text| &**text)
     }
 
-    /// The text of an optional name; a number without text reads `(unknown)`, no name is empty.
+    /// Returns the text of an optional name: empty for no name, `(unknown)` for a number without text.
     pub fn text_or_empty(&self, id: Option<NameId>) -> &str {
         id.map_or("", |id| self.text(id).unwrap_or("(unknown)"))
     }
 
-    /// How many strings the table holds.
+    /// Returns the number of strings.
     pub fn len(&self) -> usize {
         self.texts.len()
     }
 
-    /// Whether the table is empty.
+    /// Returns whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.texts.is_empty()
     }
 
-    /// How often a text did not fit.
+    /// Returns how often a text did not fit.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// The text another tool uses for a stream, where the log knows one.
+    /// Returns another tool's name for a stream, if the log has one.
     pub fn stream_name(&self, stream: u32) -> Option<&str> {
         self.streams.get(&stream).map(|name| &**name)
     }
 
-    /// Names a stream; the first name stays. False when the table of streams is full.
+    /// Names a stream; the first name stays. Returns false if the table of streams is full.
     pub fn name_stream(&mut self, stream: u32, name: &str) -> bool {
         if self.streams.contains_key(&stream) {
             return true;
@@ -129,33 +128,32 @@ impl Names {
         true
     }
 
-    /// The number of a stack, given as its frames from the innermost on; [`StackId::LOST`] when the table is full.
+    /// Returns the number of a stack, whose frames start with the innermost; [`StackId::LOST`] if the table is full.
     pub fn intern_stack(&mut self, frames: &[NameId]) -> StackId {
         self.stacks.intern(frames)
     }
 
-    /// Adds a stack under the next number, also if it is known under another.
+    /// Adds a stack under the next number, even if it already has another.
     pub(crate) fn push_stack(&mut self, frames: &Arc<[NameId]>) {
         self.stacks.push(frames);
     }
 
-    /// How many stacks the table holds.
     pub(crate) fn stack_count(&self) -> usize {
         self.stacks.len()
     }
 
-    /// The frames of a stack, the innermost first, if this table issued it.
+    /// Returns the frames of a stack that this table issued, the innermost first.
     pub fn stack(&self, id: StackId) -> Option<&[NameId]> {
         self.stacks.frames(id)
     }
 
-    /// The texts of a stack's frames, the innermost first; none for an unknown stack.
+    /// Returns the texts of a stack's frames, the innermost first; none for an unknown stack.
     pub fn stack_texts(&self, id: Option<StackId>) -> impl Iterator<Item = &str> {
         let frames = id.and_then(|id| self.stack(id)).unwrap_or(&[]);
         frames.iter().map(|frame| self.text_or_empty(Some(*frame)))
     }
 
-    /// Strings from number `known + 1` on, for a copy of the table that holds the first `known`.
+    /// Returns the strings from number `known + 1` on, to update a copy that holds the first `known`.
     pub(crate) fn since(&self, known: usize) -> &[Arc<str>] {
         self.texts.get(known..).unwrap_or(&[])
     }

@@ -1,8 +1,8 @@
-//! Records of many threads, brought back into one history.
+//! Merges the records of many threads into one history.
 //!
-//! A recorder writes each thread's records in order, but threads one after the other. This adapter
-//! holds a window of records and gives them by `order`. The window bounds its memory; a record that
-//! comes after one of higher order has been given is given all the same, and counted as late.
+//! A recorder writes each thread's records in order, but one thread after another. This adapter buffers a window of
+//! records and returns them by `order`; the window bounds its memory. A record that arrives after one of higher order
+//! was returned is returned out of order and counted as late.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -11,7 +11,7 @@ use crate::error::TraceError;
 use crate::reader::{LogState, Source};
 use crate::record::Record;
 
-/// Default window: 104 bytes a record, so 52 MiB when full.
+/// The default window in records: 52 MiB when full.
 pub const DEFAULT_WINDOW: usize = 1 << 19;
 
 /// A record, compared by its order, then by its arrival.
@@ -22,7 +22,7 @@ struct ByOrder {
     record: Record,
 }
 
-/// A source whose records come by `order`.
+/// A source that returns the records of another by `order`.
 ///
 /// ```
 /// use xlog_trace::{Ordered, Reader, Source, Strictness};
@@ -38,9 +38,9 @@ struct ByOrder {
 pub struct Ordered<S> {
     inner: S,
     window: usize,
-    /// Records that came in order, as most do: they need no heap.
+    /// Records that arrived in order: most do, and they need no heap.
     run: VecDeque<ByOrder>,
-    /// Records that came after one of higher order.
+    /// Records that arrived after one of higher order.
     stray: BinaryHeap<Reverse<ByOrder>>,
     arrivals: u64,
     highest: u64,
@@ -54,7 +54,7 @@ impl<S: Source> Ordered<S> {
         Self::with_window(inner, DEFAULT_WINDOW)
     }
 
-    /// Orders `inner`, holding at most `window` records (at least one).
+    /// Orders `inner` with a window of at most `window` records (at least one).
     pub fn with_window(inner: S, window: usize) -> Self {
         Self {
             inner,
@@ -68,7 +68,7 @@ impl<S: Source> Ordered<S> {
         }
     }
 
-    /// Records that came too late for the window. Zero: the order is exact.
+    /// Returns the number of records that arrived too late for the window. If it is zero, the order is exact.
     pub fn late(&self) -> u64 {
         self.late
     }
@@ -135,7 +135,7 @@ mod tests {
         let mut random = Random::new(12_345);
         let mut draw = |below: u64| random.below_u64(below);
         for case in 0..200 {
-            // From nearly in order to all over the place, also with equal orders.
+            // From nearly sorted to random, including equal orders.
             let scatter = 1 + case % 40;
             let orders: Vec<u64> = (0..300).map(|at| at + draw(scatter)).collect();
             let window = 1 + draw(50) as usize;

@@ -1,7 +1,7 @@
-//! Opening a log of any format and reading it as a stream of records.
+//! Opens a log of any format and reads it as a stream of records.
 //!
-//! Readers hold one chunk or one line at a time, plus the bounded table of names: a file larger
-//! than memory, or one made to hurt, is read in the same few megabytes.
+//! Readers hold one chunk or one line at a time, plus the bounded table of names. Memory is a few megabytes even for
+//! a file larger than memory, or for a hostile one.
 
 use std::fmt;
 use std::fs::File;
@@ -18,35 +18,35 @@ use crate::names::Names;
 use crate::record::Record;
 use crate::rmm::{RMM_HEADER, RmmReader};
 
-/// The treatment of wrong input by a reader.
+/// How a reader treats invalid input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strictness {
-    /// Skips it and counts it; see [`ReadReport`].
+    /// Skips and counts it; see [`ReadReport`].
     #[default]
     Lenient,
     /// Returns it as an error and ends.
     Strict,
 }
 
-/// How the reading of a log went.
+/// The counts and faults of reading a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReadReport {
     /// Good records.
     pub records: u64,
-    /// Places where something was wrong and was skipped: lines, or stretches of bytes.
+    /// Skipped faults: lines, or ranges of bytes.
     pub skipped: u64,
     /// Bytes skipped in a binary file.
     pub skipped_bytes: u64,
-    /// The first thing that was wrong.
+    /// The first fault.
     pub first_bad: Option<BadInput>,
-    /// The file ends in the middle of a chunk or a line, as after a kill.
+    /// The file ends inside a chunk or a line, as after a kill.
     pub truncated: bool,
-    /// The writer closed the file in order (binary only).
+    /// The writer closed the file (binary only).
     pub closed: bool,
-    /// The file was read to its end and its writer has not closed it: records may be missing after these (binary only).
+    /// The file ends and its writer did not close it: later records may be missing (binary only).
     pub unclosed: bool,
-    /// Records the writer says it had to drop (binary only).
+    /// Records that the writer reports as dropped (binary only).
     pub dropped_at_source: u64,
 }
 
@@ -68,7 +68,7 @@ impl ReadReport {
 }
 
 impl ReadReport {
-    /// Whether records may be missing: dropped, skipped, or after the end.
+    /// Returns whether records may be missing: dropped, skipped, or after the end.
     pub fn is_incomplete(&self) -> bool {
         self.truncated || self.unclosed || self.skipped > 0 || self.dropped_at_source > 0
     }
@@ -96,38 +96,38 @@ impl fmt::Display for ReadReport {
     }
 }
 
-/// The facts of a log that are known while it is read.
+/// What a reader knows of a log while it reads.
 #[derive(Clone, Debug, Default)]
 pub struct LogState {
     /// The header of the log.
     pub header: Header,
     /// The strings of the records read so far.
     pub names: Names,
-    /// How reading went so far.
+    /// The counts and faults so far.
     pub report: ReadReport,
 }
 
-/// Anything that gives records one after the other, with the names they use.
+/// A sequence of records with the names they use.
 pub trait Source {
-    /// The next record, or none at the end.
+    /// Returns the next record; `None` at the end.
     fn next_record(&mut self) -> Result<Option<Record>, TraceError>;
-    /// The header, the names and the report of the log so far.
+    /// Returns the header, the names and the report of the log so far.
     fn state(&self) -> &LogState;
-    /// The header of the log.
+    /// Returns the header of the log.
     fn header(&self) -> &Header {
         &self.state().header
     }
-    /// The strings of the records given so far.
+    /// Returns the strings of the records read so far.
     fn names(&self) -> &Names {
         &self.state().names
     }
-    /// How reading went so far.
+    /// Returns the counts and faults so far.
     fn report(&self) -> &ReadReport {
         &self.state().report
     }
 }
 
-/// The files of a rotated log that exist, the oldest first: `name.2`, `name.1`, `name`.
+/// Returns the existing files of a rotated log, the oldest first: `name.2`, `name.1`, `name`.
 pub fn rotated_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
     let path = path.as_ref();
     let numbered = |number: u32| {
@@ -146,7 +146,7 @@ type Input = Box<dyn BufRead + Send>;
 
 /// A log of any format.
 ///
-/// It is an iterator of records; [`names`](Source::names) resolves their strings.
+/// It iterates over records; [`names`](Source::names) resolves their strings.
 ///
 /// ```
 /// use xlog_trace::{Reader, Source, Strictness};
@@ -165,12 +165,12 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens a file and finds out its format; bad input is skipped and counted.
+    /// Opens a file and detects its format; invalid input is skipped and counted.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         Self::open_with(path, Strictness::Lenient)
     }
 
-    /// Opens a file and finds out its format.
+    /// Opens a file and detects its format.
     pub fn open_with(path: impl AsRef<Path>, strictness: Strictness) -> Result<Self, TraceError> {
         let path = path.as_ref();
         let file =
@@ -178,7 +178,7 @@ impl Reader {
         Self::from_stream(BufReader::with_capacity(64 << 10, file), strictness)
     }
 
-    /// Reads a byte stream and finds out its format.
+    /// Reads a byte stream and detects its format.
     pub fn from_stream(
         input: impl BufRead + Send + 'static,
         strictness: Strictness,
@@ -187,7 +187,7 @@ impl Reader {
         Self::with_format(format, input, strictness)
     }
 
-    /// Reads a byte stream of a known format, as one must whose beginning is damaged.
+    /// Reads a byte stream of a known format. A stream with a damaged beginning needs this.
     pub fn with_format(
         format: Format,
         input: impl BufRead + Send + 'static,
@@ -202,7 +202,7 @@ impl Reader {
         Ok(Self { format, inner })
     }
 
-    /// The format that is being read.
+    /// Returns the format of the log.
     pub fn format(&self) -> Format {
         self.format
     }
@@ -235,7 +235,7 @@ impl fmt::Debug for Reader {
     }
 }
 
-/// Peeks at the first line or mark.
+/// Detects the format from the first line or sync mark, without consuming it.
 fn detect(mut input: Input) -> Result<(Format, Input), TraceError> {
     let mut head = Vec::new();
     (&mut input)

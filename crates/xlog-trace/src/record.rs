@@ -1,7 +1,7 @@
-//! One line of the log: a plain `Copy` struct of fixed size, with every string an interned number.
+//! A record of the log: a `Copy` struct of fixed size, whose strings are interned numbers.
 //!
-//! Absent values cost a presence bit, not a discriminant, so that a record is 104 bytes in a ring
-//! and 80 or 88 in a file. The strings of a record are in [`Names`](crate::Names).
+//! An absent value costs a presence bit, not a discriminant: a record takes 104 bytes in a ring and 80 or 88 in a
+//! file. [`Names`](crate::Names) holds the strings.
 
 use crate::action::{Action, ServedBy, UseAccess};
 use crate::names::NameId;
@@ -15,7 +15,7 @@ pub(crate) const HAS_GENERATION: u8 = 1 << 4;
 pub(crate) const HAS_QUERY: u8 = 1 << 5;
 const ACCESS_SHIFT: u8 = 6;
 
-/// An error, by the names of its kind and of its message.
+/// An error: the names of its kind and of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Failure {
     /// The error's kind, a short stable word.
@@ -26,7 +26,7 @@ pub struct Failure {
 
 /// One operation of an allocator.
 ///
-/// Fields that are absent hold zero, so that equality of records is equality of what they say.
+/// Absent fields hold zero, so equal records have equal contents.
 ///
 /// ```
 /// use xlog_trace::{Action, Record};
@@ -60,7 +60,7 @@ pub struct Record {
     pub(crate) flags: u8,
 }
 
-/// Defines a value that a record may lack: how it is read and how it is set.
+/// Defines the getters and setters of optional values.
 macro_rules! optional {
     ($($(#[$doc:meta])* $get:ident, $set:ident: $kind:ty = $field:ident if $flag:ident;)*) => {$(
         $(#[$doc])*
@@ -78,7 +78,7 @@ macro_rules! optional {
     )*};
 }
 
-/// All values of a record at once; see [`Record::from_fields`]. The meanings are those of the record's methods.
+/// All values of a record; see [`Record::from_fields`]. The methods of the record define their meaning.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Fields {
@@ -105,7 +105,7 @@ pub struct Fields {
 }
 
 impl Record {
-    /// A record of all its values: for a hot path, which makes it in one piece and without branches.
+    /// Creates a record from all its values, without branches, for hot paths.
     #[inline(always)]
     pub fn from_fields(fields: Fields) -> Self {
         let flag = |is_there: bool, bit: u8| if is_there { bit } else { 0 };
@@ -146,38 +146,37 @@ impl Record {
         }
     }
 
-    /// A record of `action` on `device`, the `order`-th of its log, `time_nanos` after the epoch
-    /// of the log's header.
+    /// Creates a record of `action` on `device`, the `order`-th of its log, `time_nanos` after the epoch in the log's header.
     pub fn new(action: Action, device: u32, order: u64, time_nanos: u64) -> Self {
         Self { order, time: time_nanos, device, action: action.code(), ..Self::default() }
     }
 
-    /// The operation.
+    /// Returns the operation.
     pub const fn action(&self) -> Action {
         Action::from_code(self.action)
     }
 
-    /// Ordinal of the device.
+    /// Returns the ordinal of the device.
     pub const fn device(&self) -> u32 {
         self.device
     }
 
-    /// Position in the history of the whole process: strictly increasing, with gaps allowed.
+    /// Returns the position in the history of the whole process: strictly increasing, with gaps allowed.
     pub const fn order(&self) -> u64 {
         self.order
     }
 
-    /// When the call began: nanoseconds since the epoch in the log's header.
+    /// Returns when the call began, in nanoseconds since the epoch in the log's header.
     pub const fn time_nanos(&self) -> u64 {
         self.time
     }
 
-    /// The thread that called.
+    /// Returns the calling thread.
     pub const fn thread(&self) -> u64 {
         self.thread
     }
 
-    /// The process that called.
+    /// Returns the calling process.
     pub const fn process(&self) -> u32 {
         self.process
     }
@@ -187,17 +186,17 @@ impl Record {
         stream, with_stream: u32 = stream if HAS_STREAM;
         /// Device address of the block.
         ptr, with_ptr: u64 = ptr if HAS_PTR;
-        /// Bytes that were asked for.
+        /// The requested bytes.
         bytes, with_bytes: u64 = bytes if HAS_BYTES;
-        /// Bytes that the block was charged: the granted bytes, at least the requested ones.
+        /// The bytes charged for the block: the granted bytes, at least the requested ones.
         granted, with_granted: u64 = granted if HAS_GRANTED;
-        /// The query the thread was working for.
+        /// The query that the thread worked for.
         query_id, with_query_id: u64 = query if HAS_QUERY;
-        /// Distinguishes a block from the next one at its address.
+        /// Distinguishes a block from later ones at the same address.
         generation, with_generation: u64 = generation if HAS_GENERATION;
     }
 
-    /// Alignment of the request, a power of two.
+    /// Returns the alignment of the request, a power of two.
     pub const fn alignment(&self) -> Option<u64> {
         match self.alignment {
             0 => None,
@@ -205,27 +204,27 @@ impl Record {
         }
     }
 
-    /// The label of the allocation.
+    /// Returns the tag of the allocation.
     pub const fn tag(&self) -> Option<NameId> {
         NameId::from_raw(self.tag)
     }
 
-    /// How long the call took; `u32::MAX` means that or more.
+    /// Returns the duration of the call, saturated at `u32::MAX`.
     pub const fn latency_nanos(&self) -> u32 {
         self.latency
     }
 
-    /// Which path served the request.
+    /// Returns the path that served the request.
     pub const fn served_by(&self) -> ServedBy {
         ServedBy::from_code(self.path)
     }
 
-    /// The access of a use, in records of uses.
+    /// Returns the access, in records of uses.
     pub const fn access(&self) -> Option<UseAccess> {
         UseAccess::from_bits(self.flags >> ACCESS_SHIFT)
     }
 
-    /// The error, when the call failed and the log knows it.
+    /// Returns the error, if the call failed and the log has it.
     pub const fn failure(&self) -> Option<Failure> {
         match (NameId::from_raw(self.error_kind), NameId::from_raw(self.error_message)) {
             (Some(kind), Some(message)) => Some(Failure { kind, message }),
@@ -233,22 +232,22 @@ impl Record {
         }
     }
 
-    /// Source file and line of the call, as `file:line`.
+    /// Returns the source location of the call, as `file:line`.
     pub const fn site(&self) -> Option<NameId> {
         NameId::from_raw(self.site)
     }
 
-    /// The stack of the call, if it was sampled.
+    /// Returns the stack of the call, if it was sampled.
     pub const fn stack(&self) -> Option<StackId> {
         StackId::from_raw(self.stack)
     }
 
-    /// Whether the call failed.
+    /// Returns whether the call failed.
     pub const fn is_failure(&self) -> bool {
         self.error_kind != 0 || matches!(self.action(), Action::AllocateFailure)
     }
 
-    /// The bytes that the block is counted with: the granted bytes, or else those asked for.
+    /// Returns the bytes that the block is counted with: the granted bytes, or else the requested ones.
     pub const fn charged_bytes(&self) -> u64 {
         if self.flags & HAS_GRANTED != 0 { self.granted } else { self.bytes }
     }
@@ -274,7 +273,7 @@ impl Record {
         self
     }
 
-    /// Sets the alignment; one that is not a power of two is left out.
+    /// Sets the alignment; one that is not a power of two is ignored.
     #[must_use]
     pub const fn with_alignment(mut self, alignment: u64) -> Self {
         self.alignment =
@@ -310,7 +309,7 @@ impl Record {
         self
     }
 
-    /// Sets source file and line of the call.
+    /// Sets the source location of the call.
     #[must_use]
     pub const fn with_site(mut self, site: NameId) -> Self {
         self.site = site.raw();
@@ -324,7 +323,7 @@ impl Record {
         self
     }
 
-    /// Makes it the record of a failure.
+    /// Marks the record as a failure.
     #[must_use]
     pub const fn with_failure(mut self, failure: Failure) -> Self {
         self.error_kind = failure.kind.raw();

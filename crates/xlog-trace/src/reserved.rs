@@ -1,7 +1,7 @@
-//! Device memory that allocators hold, in use or not: their segments at a point of a log.
+//! Device memory that allocators reserve, in use or not: their segments at a point of a log.
 //!
-//! A return may be of a part of a segment, or of several at once. A segment that is taken where another one lies replaces it there: the
-//! log does not have the return. Memory grows with the segments, up to a limit; the work for a record does not depend on the log.
+//! One return may cover part of a segment, or several segments. A new segment replaces the ranges it overlaps, whose
+//! return the log lacks. Memory grows with the segments, up to a limit.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use serde::Serialize;
 use crate::action::Action;
 use crate::record::Record;
 
-/// Ranges that are followed at once. Segments beyond them are not counted.
+/// The maximum number of ranges tracked; further segments are not counted.
 pub const MAX_RESERVED_RANGES: usize = 1 << 20;
 
-/// A range that an allocator holds of a device, or held.
+/// A range of a device that an allocator reserves, or did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReservedRange {
@@ -25,23 +25,23 @@ pub struct ReservedRange {
     pub start: u64,
     /// The size.
     pub bytes: u64,
-    /// When it was taken, in the time of the record.
+    /// When it was reserved, as a record's time.
     pub since_nanos: u64,
 }
 
-/// Reserved memory in numbers.
+/// Counts and bytes of reserved memory.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReservedUsage {
-    /// Records of segments that were taken.
+    /// Records of reserved segments.
     pub takes: u64,
-    /// Records of segments that were returned.
+    /// Records of returned segments.
     pub returns: u64,
-    /// Most bytes held at one time.
+    /// The maximum reserved bytes.
     pub peak_bytes: u64,
-    /// Bytes held when the most bytes were allocated.
+    /// Bytes reserved when the allocated bytes peaked.
     pub at_peak_bytes: u64,
-    /// Bytes held at the end.
+    /// Bytes reserved at the end.
     pub end_bytes: u64,
 }
 
@@ -62,7 +62,7 @@ struct Held {
     since: u64,
 }
 
-/// Follows the segments of a log, record by record.
+/// Tracks the segments of a log, record by record.
 ///
 /// ```
 /// use xlog_trace::{Action, Record, Reserved};
@@ -74,18 +74,18 @@ struct Held {
 /// ```
 #[derive(Debug, Default)]
 pub struct Reserved {
-    /// By process, device and first address. Ranges of one device do not overlap.
+    /// Keyed by process, device and first address. Ranges of one device do not overlap.
     ranges: BTreeMap<(u32, u32, u64), Held>,
     bytes: u64,
 }
 
 impl Reserved {
-    /// Bytes held.
+    /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The ranges that are held, by process, device and address.
+    /// Returns the reserved ranges by process, device and address.
     pub fn ranges(&self) -> impl Iterator<Item = ReservedRange> {
         self.ranges.iter().map(|(&(process, device, start), held)| ReservedRange {
             process,
@@ -96,7 +96,7 @@ impl Reserved {
         })
     }
 
-    /// Applies a record, and gives the ranges that are not held any more to `gone`. Whether it is a record of a segment.
+    /// Applies a record and passes the ranges that are no longer reserved to `gone`. Returns whether it is a record of a segment.
     pub fn apply(&mut self, record: &Record, mut gone: impl FnMut(ReservedRange)) -> bool {
         let is_taken = match record.action() {
             Action::SegmentTake => true,

@@ -1,19 +1,19 @@
 //! Sampled call stacks: an append-only, bounded table from numbers to lists of frames.
 //!
-//! A frame is a name, `function (file:line)` or `function`. The innermost frame comes first. A stack that does not fit is
-//! [`StackId::LOST`], and a deep one loses its outermost frames.
+//! A frame is a name, `function (file:line)` or `function`. The innermost frame comes first. A stack that does not fit
+//! becomes [`StackId::LOST`]; one deeper than [`MAX_FRAMES`] loses its outermost frames.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::names::NameId;
 
-/// Most stacks one table holds.
+/// The maximum number of stacks in one table.
 pub const MAX_STACKS: usize = 1 << 16;
-/// Most frames of one stack.
+/// The maximum number of frames in one stack.
 pub const MAX_FRAMES: usize = 64;
 
-/// The function that an exported call site names: the log has its file and line only.
+/// The function name of an exported call site, of which the log has only file and line.
 pub(crate) const SITE_FRAME: &str = "call site";
 
 /// The number of a call stack in a [`Names`](crate::Names) table. Zero is never issued.
@@ -21,7 +21,7 @@ pub(crate) const SITE_FRAME: &str = "call site";
 pub struct StackId(u32);
 
 impl StackId {
-    /// Stands for a stack that did not fit the bounded table.
+    /// Stands for a stack that did not fit in the bounded table.
     pub const LOST: Self = Self(u32::MAX);
 
     pub(crate) const fn from_raw(raw: u32) -> Option<Self> {
@@ -41,7 +41,7 @@ pub(crate) struct Stacks {
 }
 
 impl Stacks {
-    /// The number of a stack, new or known.
+    /// Returns the number of a stack and adds it if it is new.
     pub(crate) fn intern(&mut self, frames: &[NameId]) -> StackId {
         let frames = frames.get(..MAX_FRAMES).unwrap_or(frames);
         if let Some(&id) = self.ids.get(frames) {
@@ -66,13 +66,13 @@ impl Stacks {
         self.frames.len()
     }
 
-    /// The frames of a stack that this table issued.
+    /// Returns the frames of a stack that this table issued.
     pub(crate) fn frames(&self, id: StackId) -> Option<&[NameId]> {
         self.frames.get((id.0 as usize).checked_sub(1)?).map(|frames| &**frames)
     }
 }
 
-/// A source line as names of call sites and frames spell it: `file:line`.
+/// A source line as call sites and frames spell it: `file:line`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SourceLine<'a> {
     pub(crate) file: &'a str,
@@ -80,7 +80,7 @@ pub(crate) struct SourceLine<'a> {
 }
 
 impl<'a> SourceLine<'a> {
-    /// The source line that `text` spells; a text without a line is all file.
+    /// Parses a source line; a text without a line number is all file.
     pub(crate) fn parse(text: &'a str) -> Self {
         let split = text.rsplit_once(':').and_then(|(file, line)| Some((file, line.parse().ok()?)));
         match split {
@@ -90,7 +90,7 @@ impl<'a> SourceLine<'a> {
     }
 }
 
-/// Splits the text of a frame into its function and its source line, where it has one.
+/// Splits the text of a frame into its function and, if present, its source line.
 pub(crate) fn split_frame(text: &str) -> (&str, Option<SourceLine<'_>>) {
     match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (")) {
         Some((function, line)) if line.contains(':') => (function, Some(SourceLine::parse(line))),

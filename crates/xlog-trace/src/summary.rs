@@ -1,8 +1,7 @@
 //! The summary of a log: allocations by tag, stream and device, the peak, and leaks.
 //!
-//! One pass. Memory grows with live blocks, tags and streams, not with the log, and each of them has a
-//! limit. Peaks are those of the order in which the records come: read logs of many threads through
-//! [`Ordered`](crate::Ordered).
+//! It takes one pass. Memory grows with live blocks, tags and streams, each with a limit, not with the log. Peaks depend
+//! on the order of the records: read logs of many threads through [`Ordered`](crate::Ordered).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -20,12 +19,12 @@ use crate::reserved::{Reserved, ReservedUsage};
 use crate::stacks::StackId;
 use crate::times::CallTimes;
 
-/// Leaks that are listed one by one; the totals count all.
+/// The maximum number of leaks listed; the totals count all.
 pub const MAX_LISTED_LEAKS: usize = 1000;
-/// Streams, threads and queries that are counted apart; further ones are counted together.
+/// The maximum number of streams, threads or queries counted separately; further ones are counted together.
 const MAX_STREAMS: usize = 1 << 16;
 
-/// Usage under one label or on one stream. Bytes are charged bytes.
+/// Usage of one tag, stream or other key. Bytes are charged bytes.
 #[derive(Serialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -35,15 +34,15 @@ pub struct Usage {
     pub frees: u64,
     /// Calls that failed.
     pub failures: u64,
-    /// Bytes allocated, over all time.
+    /// Bytes allocated in total.
     pub total_bytes: u64,
-    /// Bytes alive at the end.
+    /// Bytes live at the end.
     pub live_bytes: u64,
-    /// Blocks alive at the end.
+    /// Blocks live at the end.
     pub live_blocks: u64,
-    /// Most bytes alive at one time.
+    /// The maximum live bytes.
     pub peak_bytes: u64,
-    /// Most blocks alive at one time.
+    /// The maximum live blocks.
     pub peak_blocks: u64,
 }
 
@@ -69,7 +68,7 @@ impl Usage {
 pub struct Leak {
     /// The block.
     pub block: LiveBlock,
-    /// Its label; empty when it has none.
+    /// Its tag; empty when it has none.
     pub tag: String,
     /// Source file and line of its allocation; empty when the log does not have it.
     pub site: String,
@@ -79,33 +78,33 @@ pub struct Leak {
     pub age_nanos: u64,
 }
 
-/// A log in numbers.
+/// The summary of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Records seen.
+    /// Records counted.
     pub records: u64,
     /// Records of each action.
     pub actions: BTreeMap<Action, u64>,
     /// Allocations served by each path.
     pub paths: BTreeMap<ServedBy, u64>,
-    /// Everything together.
+    /// Usage of all blocks.
     pub total: Usage,
-    /// Place in the history of the record that reached the peak.
+    /// Order of the record that reached the peak.
     pub peak_order: u64,
     /// Time of the record that reached the peak.
     pub peak_time_nanos: u64,
-    /// Usage by label, the largest peak first.
+    /// Usage by tag, the largest peak first.
     pub by_tag: Vec<(String, Usage)>,
     /// Usage by stream, the largest peak first.
     pub by_stream: Vec<(String, Usage)>,
     /// Usage by the thread that allocated, the largest peak first.
     pub by_thread: Vec<(String, Usage)>,
-    /// Usage by the query that allocated, the largest peak first; calls outside of queries are left out.
+    /// Usage by the query that allocated, the largest peak first, without calls outside of queries.
     pub by_query: Vec<(String, Usage)>,
-    /// Usage by source file and line of the allocation, the largest peak first; calls without one are left out.
+    /// Usage by source location of the allocation, the largest peak first, without calls that lack one.
     pub by_site: Vec<(String, Usage)>,
-    /// Usage by the stack of the allocation, its innermost frame first; calls whose stack was not sampled are left out.
+    /// Usage by the stack of the allocation, its innermost frame first, without calls whose stack was not sampled.
     pub by_stack: Vec<(Vec<String>, Usage)>,
     /// Usage by device ordinal.
     pub by_device: BTreeMap<u32, Usage>,
@@ -113,21 +112,21 @@ pub struct Summary {
     pub failures: BTreeMap<String, u64>,
     /// Requests by size.
     pub sizes: PowerHistogram,
-    /// Times of the calls of each action, failed ones too; those that the log gives no time are left out.
+    /// Times of the calls of each action, failed ones included, without calls that have no time.
     pub times: BTreeMap<Action, CallTimes>,
     /// Blocks that were never freed, the largest first, at most [`MAX_LISTED_LEAKS`].
     pub leaks: Vec<Leak>,
-    /// Frees of blocks whose allocation is not in the log.
+    /// Frees of blocks whose allocation the log lacks.
     pub unknown_frees: u64,
-    /// Allocations at the address of a live block: a free is missing from the log.
+    /// Allocations at the address of a live block, whose free the log lacks.
     pub missing_frees: u64,
-    /// Time of the earliest and of the latest record.
+    /// Times of the earliest and of the latest record.
     pub time_nanos: Option<(u64, u64)>,
-    /// Memory that allocators held of the device, in use or not; `None` where the log has no segments.
+    /// Reserved device memory; `None` if the log has no segments.
     pub reserved: Option<ReservedUsage>,
 }
 
-/// Sums up a log record by record.
+/// Summarizes a log record by record.
 ///
 /// ```
 /// use xlog_trace::{Action, Names, Record, Summarizer};
@@ -154,14 +153,14 @@ pub struct Summarizer {
 }
 
 impl Summarizer {
-    /// Nothing yet.
+    /// Creates an empty summary.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a record, whose strings are in `names`. A record without a tag counts with those whose tag is empty.
+    /// Adds a record, whose strings are in `names`. No tag and an empty tag count as one.
     ///
-    /// Fails only when more blocks are live than can be followed ([`TraceError::TooManyLive`]).
+    /// Fails only if more blocks are live than can be tracked ([`TraceError::TooManyLive`]).
     pub fn push(&mut self, record: &Record, names: &Names) -> Result<(), TraceError> {
         let summary = &mut self.summary;
         summary.records += 1;
@@ -247,7 +246,7 @@ impl Summarizer {
         self.each(Owner::of(block, names), change);
     }
 
-    /// The numbers, with the names that the records used.
+    /// Returns the summary, with the names that the records used.
     pub fn finish(self, names: &Names) -> Summary {
         let Self {
             live, mut summary, tags, streams, threads, queries, sites, stacks, kinds, ..
@@ -296,7 +295,7 @@ impl Summarizer {
 }
 
 impl Summary {
-    /// Sums up the rest of a log.
+    /// Summarizes the rest of a log.
     pub fn of(source: &mut impl Source) -> Result<Self, TraceError> {
         let mut summarizer = Summarizer::new();
         while let Some(record) = source.next_record()? {
@@ -306,7 +305,7 @@ impl Summary {
     }
 }
 
-/// What a block or a failed call is counted under.
+/// The keys that a block or a failed call is counted under.
 struct Owner {
     tag: Option<NameId>,
     stream: Option<u32>,
@@ -331,18 +330,18 @@ impl Owner {
     }
 }
 
-/// The usage of `key`, or that of `others` where there are too many to count apart.
+/// Returns the usage of `key`, or of `others` if there are too many keys.
 fn counted<K: Copy + Eq + Hash>(usages: &mut HashMap<K, Usage>, key: K, others: K) -> &mut Usage {
     let known = usages.len() < MAX_STREAMS || usages.contains_key(&key);
     usages.entry(if known { key } else { others }).or_default()
 }
 
-/// The label to count under: an empty one is none.
+/// Returns the tag to count under; an empty one counts as none.
 fn named(tag: Option<NameId>, names: &Names) -> Option<NameId> {
     tag.filter(|tag| !names.text_or_empty(Some(*tag)).is_empty())
 }
 
-/// The largest blocks, without a copy of all.
+/// Returns the largest blocks, without a copy of all.
 fn largest(blocks: impl Iterator<Item = LiveBlock>) -> Vec<LiveBlock> {
     let mut kept: Vec<LiveBlock> = Vec::with_capacity(2 * MAX_LISTED_LEAKS);
     let cut = |kept: &mut Vec<LiveBlock>| {

@@ -1,4 +1,4 @@
-//! Reading a log line by line, whatever its columns: what the two CSV formats share.
+//! Reads a log line by line; both CSV formats use it.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use crate::names::Names;
 use crate::reader::{LogState, Source, Strictness};
 use crate::record::Record;
 
-/// The expected content of a line, and the content found.
+/// The expected and the found content of a line.
 pub(crate) struct Wrong {
     pub(crate) expected: String,
     pub(crate) found: String,
@@ -16,11 +16,10 @@ pub(crate) struct Wrong {
 
 /// The columns of one format.
 pub(crate) trait Columns: Sized {
-    /// Reads the header line; empty if there is none.
+    /// Parses the header line; an empty one means that there is none.
     fn from_header(line: &[u8]) -> Result<Self, Wrong>;
 
-    /// Returns the record of a line; none for the header line of a log that was put behind another. `order` is the
-    /// position of the record where the line names none.
+    /// Parses a line; `None` for the header line of a concatenated log. A line without an order gets `order`.
     fn parse(
         &mut self,
         line: &[u8],
@@ -29,19 +28,19 @@ pub(crate) trait Columns: Sized {
     ) -> Result<Option<Record>, Wrong>;
 }
 
-/// Reads records from any byte stream; it does its own buffering.
+/// Reads records from any byte stream, with its own buffer.
 #[derive(Debug)]
 pub(crate) struct TextReader<R, C> {
     lines: Lines<R>,
     columns: C,
-    /// Its header stays empty: text logs carry their time in the records, or no date at all.
+    /// Its header stays empty: records of text logs carry wall-clock time, or no date at all.
     log: LogState,
     strictness: Strictness,
     done: bool,
 }
 
 impl<R: Read, C: Columns> TextReader<R, C> {
-    /// Reads the header line.
+    /// Creates a reader and reads the header line.
     pub(crate) fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
         let mut lines = Lines::new(inner);
         let first = lines.next()?;
@@ -70,7 +69,7 @@ impl<R: Read, C: Columns> TextReader<R, C> {
         self.columns.parse(text, self.log.report.records, &mut self.log.names)
     }
 
-    /// Counts a bad line. The end of a file that was cut off is no bad line: `truncated` says it, and strict readers fail there.
+    /// Counts a bad line. A truncated last line is not counted: `truncated` reports it, and strict readers fail there.
     fn refuse(&mut self, line: &Line, wrong: Wrong) -> Result<(), TraceError> {
         let cut = line.broken == Some(Broken::Cut);
         self.log.report.truncated |= cut;

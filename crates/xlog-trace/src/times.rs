@@ -1,9 +1,9 @@
-//! How long calls took: count, sum, largest, and a histogram of eight steps to each power of two.
+//! Durations of calls: count, sum, maximum, and a histogram with eight classes per power of two.
 
 use serde::Serialize;
 use xlog_base::FineHistogram;
 
-/// Times of one kind of call.
+/// Durations of one kind of call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CallTimes {
     calls: u64,
@@ -12,7 +12,7 @@ pub struct CallTimes {
     histogram: FineHistogram,
 }
 
-/// Mean, quantiles and maximum of call times, in the shape of their JSON.
+/// Mean, quantiles and maximum of call durations, as they appear in JSON.
 #[derive(Serialize, Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct TimesReport {
@@ -20,9 +20,9 @@ pub struct TimesReport {
     pub calls: u64,
     /// Their mean.
     pub mean_nanos: f64,
-    /// Half of the calls took at most this.
+    /// The median.
     pub median_nanos: u64,
-    /// 99 of 100 calls took at most this.
+    /// The p99.
     pub p99_nanos: u64,
     /// The longest call.
     pub max_nanos: u64,
@@ -37,7 +37,7 @@ impl CallTimes {
         self.histogram.add(nanos);
     }
 
-    /// Adds the calls of another.
+    /// Adds the calls of `other`.
     pub fn merge(&mut self, other: &Self) {
         self.calls += other.calls;
         self.sum += other.sum;
@@ -45,19 +45,19 @@ impl CallTimes {
         self.histogram.merge(&other.histogram);
     }
 
-    /// The number of calls.
+    /// Returns the number of calls.
     pub fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// The time of all calls together.
+    /// Returns the total duration.
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// The figures of all calls.
+    /// Returns the figures of all calls.
     pub fn report(&self) -> TimesReport {
-        // No more than the largest: the last class is not full.
+        // A quantile is an upper bound of its class, so the maximum caps it.
         let at = |part: f64| self.histogram.quantile(part).min(self.largest);
         TimesReport {
             calls: self.calls,

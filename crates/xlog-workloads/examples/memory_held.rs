@@ -1,14 +1,13 @@
-//! Memory that a resource holds of the device, against what the work asks for.
+//! Device memory that a resource reserves, relative to the requested bytes.
 //!
 //!     cargo run --release -p xlog-workloads --example memory_held [-- [--device SPEC] [--async] [--behind N] [FILTER | LOG.csv[.gz] ...]]
 //!
-//! The resource is the pool; `--async` takes the driver's own pool instead. With `--behind N` work completes N to 2 N
-//! operations after it was queued, as if the host ran ahead of the device. For a log on a GPU both are measured, and the figures of
-//! PyTorch's own allocator are printed if the README.md beside the log has them.
-//! Each row prints the peak of reserved bytes divided by the peak of requested bytes, the time of an operation, and on the
-//! simulated device the driver calls: handles created, and handles unmapped. A log is a file of RMM's six columns; one thread
-//! replays it in the recorded order. Without a device the simulated one serves behind the plain driver seam, so that the time is
-//! the pool's and not the race detector's.
+//! The resource is the pool, or with `--async` the driver's pool. With `--behind N` work completes N to 2 N operations after it
+//! was queued, as if the host ran ahead of the device. A log on a GPU is replayed by both; the figures of PyTorch's allocator
+//! are added if the log's README.md has them.
+//! Each row prints peak reserved over peak requested bytes, the time per operation and, on the simulated device, the driver
+//! calls: handles created and unmapped. A log has RMM's six columns; one thread replays it in recorded order. Without a device,
+//! a simulated one without race detection is used, so that the time is the pool's.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::unreachable)]
 
@@ -34,20 +33,20 @@ use xlog_workloads::{RandomAllocations, Target};
 const TAG: AllocTag = AllocTag("held");
 const MIB: u64 = 1 << 20;
 
-/// What the rows run on.
+/// The device and resource of the rows.
 #[derive(Clone, Copy)]
 struct Setup<'a> {
-    /// The device; without one, a simulated one behind the plain driver seam.
+    /// The device; `None` for a simulated one without race detection.
     spec: Option<&'a str>,
-    /// Whether the driver's own pool serves.
+    /// Whether the resource is the driver's pool.
     is_async: bool,
-    /// Operations by which the streams are behind; 0 if all work is complete at once.
+    /// The number of operations that streams lag behind; 0 if all work completes at once.
     behind: u64,
 }
 
 /// A resource with its streams, and the peaks so far.
 struct Held {
-    /// What holds the streams. First, so that they are let go before the resource waits for them.
+    /// Holds of the streams. They are dropped before the resource, which waits for the streams.
     gates: Vec<Gate>,
     behind: u64,
     sim: Option<Arc<SimDevice>>,
@@ -95,7 +94,7 @@ impl Held {
         self.streams[stream % self.streams.len()].id()
     }
 
-    /// Counts an operation. What was queued before the last hold completes when the next one is queued.
+    /// Counts an operation. Work queued before the last hold completes when the next one is queued.
     fn count(&mut self) {
         self.operations += 1;
         if self.behind > 0 && self.operations.is_multiple_of(self.behind) {
@@ -152,7 +151,7 @@ impl Target for Held {
     }
 }
 
-/// Replays a log of RMM's columns.
+/// Replays a log in RMM's columns.
 fn replay(setup: Setup<'_>, name: &str, log: &str) {
     let mut streams: HashMap<&str, usize> = HashMap::new();
     let rows: Vec<Vec<&str>> = log.lines().skip(1).map(|line| line.split(',').collect()).collect();
@@ -185,7 +184,7 @@ fn replay(setup: Setup<'_>, name: &str, log: &str) {
     live.into_values().for_each(|(block, bytes)| held.free(block, bytes));
 }
 
-/// Prints the figures of PyTorch's allocator: the last two columns of the log's row in the README.md beside it.
+/// Prints the figures of PyTorch's allocator: the last two columns of the log's row in its README.md.
 fn print_pytorch(path: &Path, name: &str) {
     let readme = std::fs::read_to_string(path.with_file_name("README.md")).unwrap_or_default();
     let row = readme.lines().find(|line| line.starts_with(&format!("| `{name}`")));
@@ -207,8 +206,7 @@ fn random(setup: Setup<'_>, name: &str, count: u64, max: u64) {
     held.print(name);
 }
 
-/// One thread over `streams` streams with random sizes up to `max` bytes: a live set of `slots` blocks, any of which is replaced. All
-/// work is complete.
+/// Replaces random blocks of a live set of `slots` blocks by blocks of random size up to `max` bytes on one of `streams` streams.
 fn spread(setup: Setup<'_>, name: &str, streams: usize, max: u64, slots: usize) -> f64 {
     let mut held = Held::new(setup, streams);
     let mut random = SplitMix::new(7);
@@ -227,8 +225,8 @@ fn spread(setup: Setup<'_>, name: &str, streams: usize, max: u64, slots: usize) 
     per
 }
 
-/// Buffers of random sizes, each allocated on one of four streams, used on the next one, and freed. The host is
-/// at most 16 buffers ahead of the streams.
+/// Allocates buffers of random size on one of four streams, uses them on the next one, and frees them. The host runs at most 16
+/// buffers ahead of the streams.
 fn handed_on(setup: Setup<'_>, name: &str) {
     let mut held = Held::new(setup, 4);
     let mut random = SplitMix::new(11);

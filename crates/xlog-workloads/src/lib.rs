@@ -1,14 +1,14 @@
 //! Workloads for the command line and the benches, and the stacks they run on.
 //!
-//! | item | what it is |
+//! | item | purpose |
 //! |---|---|
-//! | [`RandomAllocations`], [`SmallBlocks`] | sequences of allocations and frees, made from a seed alone |
-//! | [`logs`] | allocation logs of made-up programs |
+//! | [`RandomAllocations`], [`SmallBlocks`] | sequences of allocations and frees, determined by a seed |
+//! | [`logs`] | allocation logs of synthetic programs |
 //! | [`relational`] | a hash join, a transitive closure and a sort whose data stays on the device |
 //! | [`stack`] | a device with one resource on it |
 //!
-//! A sequence knows nothing of devices. It drives a [`Target`], which may be a resource, a model, or nothing at all: the same seed
-//! gives the same sequence as long as the target fails nothing, and [`RunCounts::check`] says so in one number.
+//! A sequence is independent of devices. It drives a [`Target`]: a resource, a model, or [`Nothing`]. While the target refuses
+//! nothing, a seed determines the sequence, which [`RunCounts::check`] verifies as one number.
 
 #![deny(unsafe_code)]
 
@@ -26,17 +26,17 @@ pub use xlog_base::Minstd;
 pub trait Target {
     /// A live block.
     type Block;
-    /// Why the whole run ends.
+    /// An error that ends the run.
     type Error;
 
-    /// A block, or `None` when there is no memory for it, which the workload goes on without.
+    /// Allocates a block; `None` if there is no memory for it, after which the workload continues.
     fn allocate(&mut self, bytes: u64) -> Result<Option<Self::Block>, Self::Error>;
 
-    /// Gives a block back.
+    /// Frees a block.
     fn free(&mut self, block: Self::Block) -> Result<(), Self::Error>;
 }
 
-/// The target that does nothing: for the cost and the check value of a workload itself.
+/// A target that does nothing, to measure the cost and the check value of a workload.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Nothing;
 
@@ -53,7 +53,7 @@ impl Target for Nothing {
     }
 }
 
-/// The counts of a workload. Blocks that are live at its end are freed after that and not counted.
+/// The counts of a workload. Blocks live at its end are freed afterwards and not counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RunCounts {
@@ -61,11 +61,11 @@ pub struct RunCounts {
     pub allocations: u64,
     /// Blocks freed by the workload.
     pub frees: u64,
-    /// Requests that the target had no memory for.
+    /// Requests refused for lack of memory.
     pub failures: u64,
-    /// Most blocks live at a time.
+    /// The maximum number of live blocks.
     pub peak_blocks: u64,
-    /// Most requested bytes live at a time.
+    /// The maximum requested bytes live at a time.
     pub peak_bytes: u64,
     /// FNV-1a over the sequence: (1, size) for each allocation, (2, index) for each free, as little-endian 64-bit pairs.
     pub check: u64,
@@ -92,7 +92,7 @@ impl RunCounts {
     }
 }
 
-/// The live blocks of a run, and what it did so far.
+/// The live blocks of a run, and its counts so far.
 struct Run<'a, T: Target> {
     target: &'a mut T,
     live: Vec<(T::Block, u64)>,
@@ -105,7 +105,7 @@ impl<'a, T: Target> Run<'a, T> {
         Self { target, live: Vec::new(), bytes: 0, counts: RunCounts::default() }
     }
 
-    /// True when there was memory for it.
+    /// Allocates a block; returns whether there was memory for it.
     fn allocate(&mut self, bytes: u64) -> Result<bool, T::Error> {
         let Some(block) = self.target.allocate(bytes)? else {
             self.counts.failures += 1;
@@ -120,7 +120,7 @@ impl<'a, T: Target> Run<'a, T> {
         Ok(true)
     }
 
-    /// Frees the live block that `draw` leads to; the last one takes its place.
+    /// Frees the live block that `draw` selects; the last one takes its index.
     fn free(&mut self, draw: u64) -> Result<(), T::Error> {
         let Some(at) = draw.checked_rem(self.live.len() as u64) else { return Ok(()) };
         let (block, bytes) = self.live.swap_remove(at as usize);
@@ -130,7 +130,7 @@ impl<'a, T: Target> Run<'a, T> {
         self.target.free(block)
     }
 
-    /// Frees what is left; also after a failure, so that nothing leaks.
+    /// Frees the remaining blocks, even after a failure.
     fn end(mut self, outcome: Result<(), T::Error>) -> Result<RunCounts, T::Error> {
         let mut outcome = outcome;
         for (block, _) in self.live.drain(..) {

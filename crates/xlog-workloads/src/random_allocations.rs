@@ -1,11 +1,11 @@
-//! RMM's random allocations, step for step.
+//! RMM's random allocations benchmark, step for step.
 
 use super::{Minstd, Run, RunCounts, Target};
 
-/// Requested bytes stay below this: 16000 MiB.
+/// The limit of requested bytes: 16000 MiB.
 pub const CAP_BYTES: u64 = 16_000 << 20;
 
-/// Blocks of uniform size, allocated with 73 of 100 draws while there are fewer than asked for, and freed at random.
+/// Blocks of uniform size. While there are fewer than requested, 73 of 100 steps allocate; all other steps free a random block.
 ///
 /// ```
 /// use xlog_workloads::{Nothing, RandomAllocations};
@@ -21,14 +21,14 @@ pub struct RandomAllocations {
     pub allocations: u64,
     /// Sizes are drawn from 1 to this.
     pub max_bytes: u64,
-    /// Requested bytes stay below this.
+    /// The limit of requested bytes.
     pub cap_bytes: u64,
     /// The seed of the generator.
     pub seed: u64,
 }
 
 impl RandomAllocations {
-    /// The published workload, with its seed and its cap.
+    /// Returns the published workload, with its seed and its limit.
     #[must_use]
     pub fn new(allocations: u64, max_bytes: u64) -> Self {
         Self { allocations, max_bytes, cap_bytes: CAP_BYTES, seed: 1 }
@@ -41,7 +41,7 @@ impl RandomAllocations {
         self
     }
 
-    /// Runs it. A request that the target has no memory for becomes a free.
+    /// Runs the workload. A refused request becomes a free.
     pub fn run<T: Target>(&self, target: &mut T) -> Result<RunCounts, T::Error> {
         let mut run = Run::new(target);
         let outcome = self.steps(&mut run);
@@ -92,7 +92,7 @@ mod tests {
         ]);
     }
 
-    /// A target that has room for a few blocks.
+    /// A target with room for a few blocks.
     struct Few(usize);
 
     impl Target for Few {

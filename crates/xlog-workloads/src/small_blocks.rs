@@ -1,22 +1,22 @@
-//! Small blocks: the sizes of scalars, counters and short columns, thousands of them alive at a time.
+//! Small blocks: thousands of live scalars, counters and short columns.
 
 use std::str::FromStr;
 
 use super::{Minstd, Run, RunCounts, Target};
 
-/// How sizes are spread.
+/// The distribution of sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Sizes {
-    /// Every size as likely as another.
+    /// All sizes are equally likely.
     #[default]
     Uniform,
-    /// Every power of two as likely as another.
+    /// All powers of two are equally likely.
     LogUniform,
 }
 
 impl Sizes {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl FromStr for Sizes {
     }
 }
 
-/// A size from `low` to `high`, both included.
+/// Draws a size from `low` to `high`, inclusive.
 pub fn draw_size(random: &mut Minstd, sizes: Sizes, low: u64, high: u64) -> u64 {
     match sizes {
         Sizes::Uniform => random.draw(low, high),
@@ -51,24 +51,24 @@ pub fn draw_size(random: &mut Minstd, sizes: Sizes, low: u64, high: u64) -> u64 
     }
 }
 
-/// Fills up to a number of blocks, then frees or allocates at random below that, ten times as often.
+/// Allocates a number of blocks, then ten random frees or allocations per block, never exceeding that number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SmallBlocks {
-    /// Most blocks live at a time.
+    /// The maximum number of live blocks.
     pub blocks: u64,
-    /// The smallest size.
+    /// The minimum size.
     pub min_bytes: u64,
-    /// The largest size.
+    /// The maximum size.
     pub max_bytes: u64,
-    /// How sizes are spread.
+    /// The distribution of sizes.
     pub sizes: Sizes,
     /// The seed of the generator.
     pub seed: u64,
 }
 
 impl SmallBlocks {
-    /// Blocks of 4 B to 4 KiB.
+    /// Returns a workload with blocks of 4 B to 4 KiB.
     #[must_use]
     pub fn new(blocks: u64, sizes: Sizes) -> Self {
         Self { blocks, min_bytes: 4, max_bytes: 4096, sizes, seed: 1 }
@@ -89,7 +89,7 @@ impl SmallBlocks {
         self
     }
 
-    /// Runs it. A request that the target has no memory for is left out.
+    /// Runs the workload. A refused request is skipped.
     pub fn run<T: Target>(&self, target: &mut T) -> Result<RunCounts, T::Error> {
         let mut run = Run::new(target);
         let outcome = self.steps(&mut run);
@@ -134,7 +134,7 @@ mod tests {
             drawn[5_000]
         };
         assert!((1_900..2_200).contains(&median(Sizes::Uniform)));
-        // The middle of the powers of two from 2^2 to 2^12.
+        // The median of log-uniform sizes from 2^2 to 2^12 is about 2^7.
         assert!((110..150).contains(&median(Sizes::LogUniform)));
     }
 

@@ -1,7 +1,7 @@
-//! A device with one resource on it, as commands and benches compare them.
+//! A device with one resource on it, for comparisons by commands and benches.
 //!
-//! Each stack opens the device for itself, so that no memory of a stack before it is left in a driver pool. It knows how much the
-//! device gave at its peak: metered where the resource announces it, asked of the driver pool where it does not.
+//! Each stack opens its own device, so that a driver pool holds no memory of an earlier stack. It reports the peak of reserved
+//! bytes: metered if the resource announces them, queried from the driver pool otherwise.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +17,7 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
 use xlog_cuda::{CudaDevice, DeviceSpec, Result, XlogError};
 
-/// Which resource a stack has.
+/// The resource of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum StackKind {
@@ -30,10 +30,10 @@ pub enum StackKind {
 }
 
 impl StackKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Direct, Self::Async, Self::Pool];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -66,7 +66,7 @@ impl FromStr for StackKind {
 struct Reserved {
     now: AtomicUsize,
     peak: AtomicUsize,
-    /// The ledger that is charged too.
+    /// The ledger that is also charged.
     ledger: Option<LedgerMeter>,
 }
 
@@ -95,20 +95,20 @@ pub struct StackOptions {
     pub kind: StackKind,
     /// The guard of the blocks.
     pub guard: GuardSetting,
-    /// Where every operation is logged, also uses.
+    /// The sink for every operation, including uses.
     pub log: Option<Arc<dyn LoggingSink>>,
-    /// Which allocations are logged with the stack of their caller.
+    /// Which allocations are logged with the caller's stack.
     pub stacks: Backtraces,
     /// The maximum bytes of blocks.
     pub budget: Option<u64>,
-    /// How many streams may be out at a time.
+    /// The maximum number of leased streams.
     pub streams: usize,
     /// The ledger that the physical bytes are charged to.
     pub ledger: LedgerSetting,
 }
 
 impl StackOptions {
-    /// A resource with nothing over it, and one stream.
+    /// Returns options for a bare resource with one stream.
     #[must_use]
     pub fn new(kind: StackKind) -> Self {
         let (guard, ledger) = (GuardSetting::Off, LedgerSetting::Off);
@@ -141,7 +141,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Opens the device and builds the stack: at most `budget` bytes of blocks, if there is one, and `streams` streams.
+    /// Opens the device and builds a stack with `streams` streams and, optionally, at most `budget` bytes of blocks.
     pub fn open(
         spec: DeviceSpec,
         kind: StackKind,
@@ -176,7 +176,7 @@ impl Stack {
                 made
             }
         };
-        // The driver pool is not metered: it would be asked at every request, and it keeps its own peak.
+        // The driver pool is not metered: that would query it at every request, and it keeps its own peak.
         let metered = match kind {
             StackKind::Async => {
                 if let Some(ledger) = ledger {
@@ -198,7 +198,7 @@ impl Stack {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
             resource = Arc::new(GlobalDeviceBudget::over(resource, limit));
         }
-        // Over the budget, so that what it refuses is in the log.
+        // Above the budget, so that refusals of the budget are logged.
         if let Some(sink) = log {
             resource = Arc::new(
                 LoggingResource::new(Box::new(resource), sink)
@@ -210,22 +210,22 @@ impl Stack {
         Ok(Self { resource, pool, stream_ordered, metered, streams, device })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<CudaDevice> {
         &self.device
     }
 
-    /// Its streams.
+    /// Returns the stream pool.
     pub fn streams(&self) -> &Arc<StreamPool> {
         &self.streams
     }
 
-    /// The top of the stack.
+    /// Returns the top of the stack.
     pub fn resource(&self) -> &(dyn DeviceMemoryResource + Send + Sync) {
         &*self.resource
     }
 
-    /// A runtime of these parts. Each call makes one.
+    /// Creates a runtime of these parts.
     pub fn runtime(&self) -> Arc<XlogDeviceRuntime> {
         Arc::new(XlogDeviceRuntime::with_resource(
             Arc::clone(&self.device),
@@ -235,12 +235,12 @@ impl Stack {
         ))
     }
 
-    /// How the pool stands, if it has one.
+    /// Returns the state of the pool, if the stack has one.
     pub fn snapshot(&self) -> Option<PoolSnapshot> {
         self.pool.as_ref().map(|pool| pool.snapshot())
     }
 
-    /// The bytes of the device that the stack holds; `None` when the driver does not say.
+    /// Returns the reserved bytes; `None` if the driver does not report them.
     pub fn reserved(&self) -> Option<u64> {
         if let Some(metered) = &self.metered {
             return Some(metered.now.load(Ordering::Relaxed) as u64);
@@ -249,7 +249,7 @@ impl Stack {
         Some(usage.reserved)
     }
 
-    /// The peak of the stack's physical bytes; `None` if the driver does not report it.
+    /// Returns the peak of reserved bytes; `None` if the driver does not report it.
     pub fn peak_reserved(&self) -> Option<u64> {
         if let Some(metered) = &self.metered {
             return Some(metered.peak.load(Ordering::Relaxed) as u64);
@@ -258,7 +258,7 @@ impl Stack {
         Some(usage.reserved_peak)
     }
 
-    /// Waits for everything and counts what was returned.
+    /// Waits for all work and reaps pending frees.
     pub fn drain(&self) -> Result<()> {
         self.device.synchronize()?;
         self.resource.reap_pending()?;
@@ -266,7 +266,7 @@ impl Stack {
     }
 }
 
-/// Joins the ledger of a device, as a runtime of this setting would.
+/// Joins the ledger of a device like a runtime with this setting.
 fn join(device: &CudaDevice, setting: LedgerSetting) -> Result<Option<Arc<Ledger>>> {
     let config = RuntimeConfig::default().with_ledger(setting);
     let (path, limit) = match XlogDeviceRuntime::preview_limits(device, &config)?.ledger {
@@ -285,7 +285,7 @@ fn join(device: &CudaDevice, setting: LedgerSetting) -> Result<Option<Arc<Ledger
     Ok(Some(ledger))
 }
 
-/// Runs `body` on `count` threads, each with its number: under a seed logical ones, which the device schedules.
+/// Runs `body` on `count` threads, each with its number. Under a seed they are logical threads that the device schedules.
 pub fn run_threads(device: &CudaDevice, count: u32, body: impl Fn(u32) + Sync) {
     let body = &body;
     match device.sim() {

@@ -1,8 +1,8 @@
-//! Outputs that are there when they are complete, and not before.
+//! Output files that appear only when they are complete.
 //!
-//! A file is written beside its place and moved there; so is each file of a folder. What fails on the way, or is interrupted, leaves what
-//! was there, and nothing else. What is there already and no plain file, such as a pipe or a device, is written to as it is and
-//! never replaced.
+//! A file is written to a temporary name beside its destination and renamed; so is each file of a folder. A failure or an
+//! interruption leaves the destination unchanged and no temporary files. A destination that exists and is not a plain file,
+//! such as a pipe or a device, is written in place and never replaced.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,20 +12,19 @@ use std::path::{Path, PathBuf};
 
 use crate::temporary::{self, EmptyFolder, Folder, uninterrupted};
 
-/// Whether an output is standard output, which then has nothing else.
 pub(crate) fn is_stdout(output: &Path) -> bool {
     output == Path::new("-")
 }
 
-/// Whether a refusal is of an output to `-` whose reader has gone.
+/// Returns whether a refusal reports that the reader of standard output has closed it.
 pub(crate) fn has_no_reader(refusal: &str) -> bool {
     let reason = std::io::Error::from(rustix::io::Errno::PIPE).to_string();
     refusal.starts_with("-: ") && refusal.ends_with(&reason)
 }
 
-/// The file that becomes the output when it is complete.
+/// A file that becomes the output on commit.
 pub(crate) struct AtomicFile {
-    /// Where it is written, and where it goes; `None` when it is there already.
+    /// Temporary file and destination; `None` if the destination is written in place.
     moves: Option<(temporary::File, PathBuf)>,
     pub(crate) file: File,
 }
@@ -47,14 +46,14 @@ impl AtomicFile {
             let file = File::options().write(true).open(output).map_err(blame)?;
             return Ok(Self { moves: None, file });
         }
-        // Replacing needs no right to write the file itself, only its folder; who took that right away meant it.
+        // Renaming needs write permission only for the folder, so a read-only file must be refused explicitly.
         if output.metadata().is_ok_and(|metadata| metadata.permissions().readonly()) {
             return Err(format!(
                 "{}: it is read-only; expected a file that may be replaced",
                 output.display()
             ));
         }
-        // A link stays, and what it leads to is replaced.
+        // A symbolic link stays, and its target is replaced.
         let place = std::fs::canonicalize(output).unwrap_or_else(|_| output.to_owned());
         let folder = match place.parent() {
             Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -65,14 +64,14 @@ impl AtomicFile {
         Ok(Self { moves: Some((path, place)), file })
     }
 
-    /// Writes a whole file; returns its size.
+    /// Writes a whole file and returns its size.
     pub(crate) fn write(output: &Path, bytes: &[u8]) -> Result<u64, String> {
         let part = Self::create(output)?;
         (&part.file).write_all(bytes).map_err(|error| format!("{}: {error}", output.display()))?;
         part.commit(output)
     }
 
-    /// Puts it in place; returns its size.
+    /// Moves the file to its destination and returns its size.
     pub(crate) fn commit(mut self, output: &Path) -> Result<u64, String> {
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
         let bytes = self.file.metadata().map_err(blame)?.len();
@@ -83,18 +82,18 @@ impl AtomicFile {
     }
 }
 
-/// A folder whose files go to their place together, when all of them are complete.
+/// A folder whose files move to their destination together, when all of them are complete.
 pub(crate) struct AtomicFolder {
-    /// Where files are written. Goes before the folders that were made for it.
+    /// The temporary folder. It is dropped before the folders created for it.
     folder: Folder,
-    /// Where they go; `None` when they go nowhere.
+    /// The destination; `None` if the files are discarded.
     place: Option<PathBuf>,
-    /// Folders that were made for it, the innermost first.
+    /// Folders created for it, the innermost first.
     made: Vec<EmptyFolder>,
 }
 
 impl AtomicFolder {
-    /// Files that go to the folder `output`, which is made, with those above it, where it is not there.
+    /// Creates a temporary folder within `output`, which is created with its ancestors if necessary.
     pub(crate) fn create(output: &Path) -> Result<Self, String> {
         let missing = output.ancestors().filter(|path| !path.as_os_str().is_empty());
         let mut missing: Vec<PathBuf> =
@@ -102,7 +101,7 @@ impl AtomicFolder {
         missing.reverse();
         let blame = |error: std::io::Error| format!("{}: {error}", output.display());
         let mut made = Vec::new();
-        // What was made so far goes again when this fails.
+        // On failure, the folders created so far are removed again.
         for path in missing {
             made.insert(0, EmptyFolder::create(&path).map_err(blame)?);
         }
@@ -111,23 +110,23 @@ impl AtomicFolder {
         Ok(Self { folder, place: Some(output.to_owned()), made })
     }
 
-    /// Files that are not kept.
+    /// Creates a folder whose files are discarded.
     pub(crate) fn passing(name: &str) -> Result<Self, String> {
         let folder = Folder::create(&format!("{name}-")).map_err(|error| error.to_string())?;
         Ok(Self { folder, place: None, made: Vec::new() })
     }
 
-    /// The path of a file while it is written.
+    /// Returns the temporary path of a file.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder().join(name)
     }
 
-    /// The folder that the files are written to.
+    /// Returns the temporary folder.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes a file, where files are kept.
+    /// Writes a file, unless files are discarded.
     pub(crate) fn keep(&self, name: &str, text: &str) -> Result<(), String> {
         match &self.place {
             Some(place) => std::fs::write(self.path(name), text)
@@ -136,7 +135,7 @@ impl AtomicFolder {
         }
     }
 
-    /// Puts the files in place.
+    /// Moves the files to their destination.
     pub(crate) fn commit(self) -> Result<(), String> {
         if let Some(place) = &self.place {
             let blame = |error: std::io::Error| format!("{}: {error}", place.display());
@@ -153,14 +152,14 @@ impl AtomicFolder {
     }
 }
 
-/// Describes a failed output without the name of the temporary file, which means nothing to the user.
+/// Describes a failed output without the name of the temporary file, which the user does not know.
 fn blame_unnamed(output: &Path, error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split_once(" at path ").map_or(text.as_str(), |(text, _)| text);
     format!("{}: {text}", output.display())
 }
 
-/// Whether two names lead to one file.
+/// Returns whether two names refer to one file.
 pub(crate) fn is_same_file(one: &Path, other: &Path) -> bool {
     let identity =
         |path| std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()));

@@ -158,12 +158,12 @@ pub(crate) struct HandoffArguments {
     pub(crate) json: bool,
 }
 
-/// Why there is no command to run.
+/// Why no command runs.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// Help or version was requested.
     Shown(String),
-    /// The command line, the input or the output is not usable; the reason in one line.
+    /// The command line, the input or the output is unusable; the reason in one line.
     Line(String),
 }
 
@@ -180,7 +180,7 @@ impl From<XlogError> for Refusal {
 }
 
 impl Refusal {
-    /// The answer of a command that reads logs, if it has one; a refusal where it could not be carried out.
+    /// Converts the outcome of a command that reads logs: `Found` becomes `Some`, `Refused` an error.
     pub(crate) fn or_found(outcome: Result<(), Trouble>) -> Result<Option<String>, Self> {
         match outcome {
             Ok(()) => Ok(None),
@@ -190,7 +190,7 @@ impl Refusal {
     }
 }
 
-/// Parses the value of an option, if it is given; an error names the option.
+/// Parses the value of an option, if present; an error names the option.
 pub(crate) fn option<T, E: Display>(
     name: &str,
     value: Option<&str>,
@@ -199,12 +199,12 @@ pub(crate) fn option<T, E: Display>(
     value.map(parse).transpose().map_err(|error| format!("{name}: {error}"))
 }
 
-/// The whole command line, for completions and manual pages.
+/// Returns the whole command line, for completions and manual pages.
 pub(crate) fn command() -> clap::Command {
     Cli::command()
 }
 
-/// Reads the command line of this process.
+/// Parses the command line of this process.
 pub(crate) fn parse() -> Result<Command, Refusal> {
     Cli::try_parse().map(|cli| cli.command).map_err(|error| {
         let text = error.render().to_string();
@@ -218,7 +218,7 @@ pub(crate) fn parse() -> Result<Command, Refusal> {
     })
 }
 
-/// The first paragraph of the parser's message, which is what went wrong, and the name that it finds most similar, as one line.
+/// Joins the first paragraph of clap's message and the most similar name it suggests into one line.
 fn one_line(message: &str) -> String {
     let paragraph: Vec<&str> =
         message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
@@ -226,7 +226,7 @@ fn one_line(message: &str) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let tips = message.lines().filter(|line| line.trim().starts_with("tip:"));
     let similar = tips.filter_map(|tip| tip.split_once(" exist: ").or(tip.split_once(" exists: ")));
-    // The most similar comes last.
+    // The most similar name comes last.
     let mut similar = similar.filter_map(|(_, names)| names.rsplit(", ").next());
     let help = help_of(message);
     match similar.next() {
@@ -235,7 +235,7 @@ fn one_line(message: &str) -> String {
     }
 }
 
-/// The command that the message is about, from its line of usage.
+/// Returns the help command for the message, from its usage line.
 fn help_of(message: &str) -> String {
     let usage = message.lines().find_map(|line| line.strip_prefix("Usage: "));
     let is_name = |word: &&str| word.chars().all(|letter| letter.is_ascii_lowercase());
@@ -244,7 +244,7 @@ fn help_of(message: &str) -> String {
     if words.first() == Some(&"xlogmem") { words.join(" ") } else { "xlogmem".to_owned() }
 }
 
-/// The arguments of `run handoff`, as if given on the command line.
+/// Parses the arguments of `run handoff`.
 #[cfg(test)]
 pub(crate) fn parse_handoff(arguments: &[&str]) -> HandoffArguments {
     let line = ["xlogmem", "run", "handoff"].iter().chain(arguments);
@@ -254,7 +254,7 @@ pub(crate) fn parse_handoff(arguments: &[&str]) -> HandoffArguments {
     }
 }
 
-/// The arguments of `run tenants`, as if given on the command line.
+/// Parses the arguments of `run tenants`.
 #[cfg(test)]
 pub(crate) fn parse_tenants(arguments: &[&str]) -> TenantsArguments {
     let line = ["xlogmem", "run", "tenants"].iter().chain(arguments);

@@ -1,7 +1,7 @@
-//! `xlogmem convert`: an allocation log in another format.
+//! `xlogmem convert`: converts an allocation log to another format.
 //!
-//! The output is written beside its place and moved there when it is complete, so a failure leaves what was there, and a log may be
-//! converted onto itself where `--to` says so. Bad input is skipped and counted, or with `--strict` ends the conversion.
+//! The output is an [`AtomicFile`]: a failure leaves the destination unchanged, and with `--to` a log may be converted onto
+//! itself. Bad input is skipped and counted; with `--strict` it ends the conversion.
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub(crate) struct ConvertArguments {
     json: bool,
 }
 
-/// The report of a conversion. Every field is always there.
+/// The report of a conversion. Every field is always present.
 #[derive(Serialize, Debug, Default)]
 struct Report {
     schema: u32,
@@ -65,17 +65,17 @@ struct Report {
     from: Option<&'static str>,
     to: &'static str,
     reading: Option<ReadingReport>,
-    /// Records, events or trace entries.
+    /// The number of records, events or trace entries.
     written: u64,
-    /// Records that the format has no way to say.
+    /// Records that the format cannot represent.
     left_out: u64,
     bytes: u64,
-    /// Whether the output says itself that records are missing; `false` also where none is.
+    /// Whether the output is marked as incomplete; false for complete input.
     carries_loss: bool,
 }
 
 impl Report {
-    /// The warning that the input is incomplete, and what a reader of the output sees of that.
+    /// Warns that the input is incomplete and says whether the output shows it.
     fn loss(&self) -> Option<String> {
         let warning = self.reading.as_ref()?.warning(&self.input)?;
         let (to, output) = (self.to, &self.output);
@@ -86,7 +86,6 @@ impl Report {
     }
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &ConvertArguments) -> Result<Output, Refusal> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
     let to = match option("--to", arguments.to.as_deref(), LogFormat::parse)? {
@@ -125,7 +124,7 @@ fn write(
     report: &mut Report,
 ) -> Result<(), Trouble> {
     let input = Input::new(&arguments.input, from, strict);
-    // Nothing is created for a log that cannot be opened.
+    // A log that cannot be opened creates no output.
     let probe = input.begin()?;
     report.from = Some(probe.format().name());
     drop(probe);
@@ -133,7 +132,7 @@ fn write(
     let file = AtomicFile::create(&arguments.output).map_err(Trouble::Refused)?;
     let mut out = Noted { file: &file.file, error: None };
     let encoded = encode(&input, to, &mut out);
-    // What comes back through a reader of the log may be about the output.
+    // An error while reading the log may come from the output.
     if let Some(error) = out.error {
         return Err(Trouble::Refused(format!("{}: {error}", arguments.output.display())));
     }
@@ -146,7 +145,7 @@ fn write(
     Ok(())
 }
 
-/// A file, and why it could not be written.
+/// A file that records why it could not be written.
 struct Noted<'a> {
     file: &'a File,
     error: Option<String>,
@@ -186,7 +185,7 @@ fn encode(
         (LogFormat::Torch, None) => {
             let open = || input.open().map(Ordered::new);
             let counts = write_torch_snapshot(open, &mut out).map_err(blame)?;
-            // The exporter reads the log once a device and keeps its sources; one more pass says how reading goes.
+            // The exporter opens the log once per device and keeps its sources, so one more pass yields the read report.
             let mut source = input.begin()?;
             while source.next_record().map_err(blame)?.is_some() {}
             (counts.trace_entries, counts.left_out, source.report().clone())
@@ -197,7 +196,7 @@ fn encode(
             (counts.events, 0, source.report().clone())
         }
     };
-    // Why it fails is noted.
+    // The writer recorded the reason.
     out.flush().map_err(|error| Trouble::Refused(error.to_string()))?;
     Ok(counts)
 }

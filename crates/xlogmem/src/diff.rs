@@ -1,7 +1,7 @@
-//! `xlogmem diff`: two logs side by side.
+//! `xlogmem diff`: compares two logs.
 //!
-//! As with `diff` the exit status is the answer: 0 they say the same of memory, 1 they differ, 2 one of them cannot be read.
-//! Compared are counts and bytes; times, threads and addresses differ from run to run and are only shown.
+//! As with `diff`, the exit status is the answer: 0 the logs are equal, 1 they differ, 2 one of them cannot be read. Counts and
+//! bytes are compared. Times, threads and addresses vary between runs and are only shown.
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -51,7 +51,7 @@ pub(crate) struct DiffArguments {
     json: bool,
 }
 
-/// Everything, in the shape of its JSON. Every field is always there.
+/// The report, as it appears in JSON. Every field is always present.
 #[derive(Serialize, Debug)]
 struct Report {
     schema: u32,
@@ -64,7 +64,7 @@ struct Report {
     comparison: Comparison,
 }
 
-/// Runs the command; also says whether the logs differ.
+/// Runs the command; also returns whether the logs differ.
 pub(crate) fn run(arguments: &DiffArguments) -> Result<(Output, bool), Refusal> {
     let report = read(arguments).map_err(Refusal::Line)?;
     let output = Output::of(&report, arguments.json, render, None);
@@ -80,7 +80,7 @@ fn read(arguments: &DiffArguments) -> Result<Report, String> {
     let demand = Demand::new(arguments.partial, arguments.strict);
     let input = |path| Input::new(path, from, Strict(false));
     let before = input(&arguments.before);
-    // A pipe that is named twice is there once.
+    // A pipe that is named twice can be read only once.
     let after =
         (!is_same_file(&arguments.before, &arguments.after)).then(|| input(&arguments.after));
     let sum_up = |input: &Input<'_>, path: &Path| -> Result<(Summary, ReadingReport), String> {

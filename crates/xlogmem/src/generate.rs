@@ -1,4 +1,4 @@
-//! `xlogmem generate`: logs to replay where there is no recorded one.
+//! `xlogmem generate`: synthetic logs for replay.
 use std::path::PathBuf;
 
 use clap::Args;
@@ -75,7 +75,6 @@ struct Report {
     bytes: u64,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
     let kind: LogKind = arguments.kind.parse().map_err(|error| {
         Refusal::Line(format!("there is no kind of log {:?}; {error}", arguments.kind))
@@ -91,7 +90,7 @@ pub(crate) fn run(arguments: &GenerateArguments) -> Result<Output, Refusal> {
             format.name()
         )));
     };
-    // Row counts and widths are multiplied; beyond this they say nothing.
+    // Row counts and widths are multiplied; larger scales are meaningless.
     if !(0.001..=1000.0).contains(&arguments.scale) {
         return Err(Refusal::Line(format!(
             "--scale {}: expected a number from 0.001 to 1000",

@@ -1,8 +1,10 @@
 //! `xlogmem`: see, check and exercise device memory from the command line.
 //!
-//! Exit status of every command: 0 all is well; 1 the work was done and the answer is no, or the device failed; 2 the command could
-//! not be carried out as asked, because of its line, its input or its output. The last is one line on standard error, nothing on
-//! standard output, and nothing half-written.
+//! Exit status of every command:
+//! - 0: success;
+//! - 1: the command ran, and the answer is negative or the device failed;
+//! - 2: the command line, the input or the output is unusable. The command then writes one line to standard error, nothing to
+//!   standard output, and no partial file.
 
 #![deny(unsafe_code)]
 
@@ -32,7 +34,7 @@ use xlog_report::{ReadingReport, escape, text_report};
 
 use cli::{Command, Refusal, RunCommand};
 
-/// The status of a command that could not be carried out as asked.
+/// The status of a command that could not run.
 const REFUSED: u8 = 2;
 
 fn main() -> ExitCode {
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
     {
         text_report::set_width(usize::from(columns));
     }
-    // An answer may be a status that is no failure.
+    // Some commands answer with a status that is not a failure.
     let mut status = ExitCode::SUCCESS;
     let outcome = match cli::parse() {
         Ok(Command::Doctor(arguments)) => doctor::run(&arguments),
@@ -86,7 +88,7 @@ fn main() -> ExitCode {
             (output.text, status)
         }
         Err(Refusal::Shown(text)) => (text, ExitCode::SUCCESS),
-        // A reader of `-` that has seen enough, such as head.
+        // The reader of `-`, such as head, has closed it.
         Err(Refusal::Line(line)) if atomic_file::has_no_reader(&line) => return ExitCode::SUCCESS,
         Err(Refusal::Line(line)) => {
             complain(&line);
@@ -102,7 +104,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether a failure is in a text that goes to the same terminal: an error is printed once.
+/// Returns whether a text on the same terminal already contains the failure: errors are printed once.
 fn is_shown(failure: &str, text: &str) -> bool {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     std::io::stdout().is_terminal()
@@ -110,30 +112,30 @@ fn is_shown(failure: &str, text: &str) -> bool {
         && words(text).contains(&words(&escape::line(failure)))
 }
 
-/// One line on standard error, also where a name in it has line breaks or what a terminal would obey.
+/// Prints one line to standard error, with line breaks and control characters of names escaped.
 fn complain(line: &str) {
-    // An exit status is worth more than a line that cannot be written.
+    // A line that cannot be written must not change the exit status.
     let _ = writeln!(std::io::stderr(), "xlogmem: {}", escape::line(line));
 }
 
-/// The output of a command that was understood.
+/// The output of a command that ran.
 #[derive(Default)]
 pub(crate) struct Output {
     /// For standard output.
     pub(crate) text: String,
-    /// One line for standard error, when the command failed.
+    /// One line for standard error if the command failed.
     pub(crate) failure: Option<String>,
-    /// Lines for standard error that are no failure.
+    /// Lines for standard error that are not failures.
     pub(crate) warnings: Vec<String>,
 }
 
 impl Output {
-    /// The output without its text, if standard output has something else.
+    /// Drops the text if standard output carries something else.
     pub(crate) fn unless(self, has_other: bool) -> Self {
         if has_other { Self { text: String::new(), ..self } } else { self }
     }
 
-    /// Warns of incomplete logs. A failure says why it failed, and is the one line then.
+    /// Adds warnings of incomplete logs. With a failure, only that line is printed.
     pub(crate) fn warn<'a>(
         mut self,
         logs: impl IntoIterator<Item = (&'a str, Option<&'a ReadingReport>)>,
@@ -145,7 +147,7 @@ impl Output {
         self
     }
 
-    /// A report as one JSON object, or as `render` writes it.
+    /// Formats a report as one JSON object, or by `render`.
     pub(crate) fn of<R: Serialize>(
         report: &R,
         json: bool,
@@ -160,12 +162,12 @@ impl Output {
     }
 }
 
-/// A report as one JSON object.
+/// Formats a report as one JSON object.
 pub(crate) fn json_text(report: &impl Serialize) -> Result<String, String> {
     serde_json::to_string_pretty(report).map(|json| json + "\n").map_err(|error| error.to_string())
 }
 
-/// Writes one JSON object as a line, for the process that started this one.
+/// Writes one JSON object as a line, for the parent process.
 pub(crate) fn write_json_line(value: &impl Serialize) -> std::io::Result<()> {
     let mut text = serde_json::to_string(value)?;
     text.push('\n');
@@ -173,7 +175,7 @@ pub(crate) fn write_json_line(value: &impl Serialize) -> std::io::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
 }
 
-/// A reader that has gone away, such as `head`, is no failure.
+/// Prints a text. A reader that has closed the pipe, such as `head`, is not a failure.
 fn print(text: &str) -> std::io::Result<()> {
     let text = escape::lines(text);
     let mut stdout = std::io::stdout().lock();

@@ -1,7 +1,7 @@
-//! `xlogmem report`: what a log says of memory, as a page, a text or a picture.
+//! `xlogmem report`: the memory use of a log as a page, a text or a picture.
 //!
-//! A log that cannot be read and an output that cannot be written are refused before anything is written; outputs are written beside
-//! their places and moved there when all of them are complete.
+//! Unreadable logs and unwritable outputs are refused before anything is written. Outputs are written to temporary files
+//! and moved to their destinations when all are complete.
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -68,7 +68,6 @@ pub(crate) struct ReportArguments {
     json: bool,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &ReportArguments) -> Result<Output, Refusal> {
     let (output, analysis, other) = report(arguments).map_err(Refusal::Line)?;
     let logs = [Some(&analysis), other.as_ref()].into_iter().flatten();
@@ -80,7 +79,7 @@ fn report(arguments: &ReportArguments) -> Result<(Output, Analysis, Option<Analy
     let budget = option("--budget", arguments.budget.as_deref(), crate::size::parse)?;
     check_outputs(arguments)?;
     if arguments.output.is_some() {
-        // The page has the text too, and does not depend on a terminal.
+        // The page also contains the text, whose width must not depend on a terminal.
         set_width(80);
     }
     let open = |log| -> Result<Input<'_>, String> {
@@ -89,7 +88,7 @@ fn report(arguments: &ReportArguments) -> Result<(Output, Analysis, Option<Analy
         Ok(input)
     };
     let name = joined_name(&arguments.logs);
-    // Nothing is begun for logs that cannot be opened or outputs that cannot be written.
+    // Logs and outputs are opened before any work is done.
     let log = match arguments.logs.as_slice() {
         [log] => open(log)?,
         several => {
@@ -143,7 +142,7 @@ fn report(arguments: &ReportArguments) -> Result<(Output, Analysis, Option<Analy
     Ok((Output { text, failure, ..Output::default() }, analysis, other))
 }
 
-/// What several logs are called together.
+/// Returns a common name of several logs.
 pub(crate) fn joined_name(logs: &[PathBuf]) -> PathBuf {
     match logs {
         [first, rest @ ..] if !rest.is_empty() => {
@@ -154,7 +153,7 @@ pub(crate) fn joined_name(logs: &[PathBuf]) -> PathBuf {
     }
 }
 
-/// Writes all files beside their places, then moves all of them there.
+/// Writes all temporary files, then moves all of them to their destinations.
 fn write(files: Vec<(AtomicFile, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>, String> {
     for (part, path, bytes) in &files {
         let blame = |error: std::io::Error| format!("{}: {error}", path.display());
@@ -167,7 +166,7 @@ fn write(files: Vec<(AtomicFile, &PathBuf, Vec<u8>)>) -> Result<Vec<WrittenFile>
     files.into_iter().map(commit).collect()
 }
 
-/// Refuses outputs that would take each other's place, or that of a log.
+/// Refuses outputs that would overwrite each other or a log.
 fn check_outputs(arguments: &ReportArguments) -> Result<(), String> {
     let place = |path: &PathBuf| std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
     let outputs = [&arguments.output, &arguments.svg, &arguments.png];

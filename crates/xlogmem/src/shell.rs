@@ -1,4 +1,4 @@
-//! `xlogmem completions` and `xlogmem man`: what a shell and a reader need to know of the command line.
+//! `xlogmem completions` and `xlogmem man`: shell completions and manual pages of the command line.
 
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,7 @@ fn refuse(error: &dyn std::fmt::Display) -> Refusal {
     Refusal::Line(format!("--output {error}"))
 }
 
-/// Runs `completions`. A directory that cannot be written is refused.
+/// Runs `completions`. It refuses a directory that cannot be written.
 pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Refusal> {
     let mut text = Vec::new();
     generate(arguments.shell, &mut cli::command(), "xlogmem", &mut text);
@@ -72,7 +72,7 @@ pub(crate) fn completions(arguments: &CompletionsArguments) -> Result<Output, Re
     }
 }
 
-/// Runs `man`. A directory that cannot be written is refused.
+/// Runs `man`. It refuses a directory that cannot be written.
 pub(crate) fn man(arguments: &ManArguments) -> Result<Output, Refusal> {
     let command = cli::command();
     match &arguments.output {

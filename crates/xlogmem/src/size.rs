@@ -1,19 +1,19 @@
-//! Numbers as people write them: sizes (`4GiB`, `512MB`, `1e9`, `4096`), counts (`1e6`, `300`) and durations (`0.5s`, `200ms`, `2`).
+//! Parses sizes (`4GiB`, `512MB`, `1e9`, `4096`), counts (`1e6`, `300`) and durations (`0.5s`, `200ms`, `2`).
 //!
-//! A number, whole or with a fraction or an exponent, and a unit: decimal `KB`, `MB`, `GB`, `TB`, binary `KiB`, `MiB`, `GiB`, `TiB`,
-//! or `B` or nothing for bytes. Case does not matter, nor does one space in between. What is not a whole number of bytes is
-//! rounded down. Zero, negative numbers and what does not fit 64 bits are refused. A count is a whole number. A duration without a
-//! unit is in seconds.
+//! A size is a number, optionally with a fraction or an exponent, and a unit: decimal `KB`, `MB`, `GB`, `TB`, binary `KiB`,
+//! `MiB`, `GiB`, `TiB`, or `B` or none for bytes. Case and one space before the unit are ignored. Fractions of a byte are
+//! rounded down. Zero, negative numbers and numbers beyond 64 bits are refused. A count is a whole number. A duration
+//! without a unit is in seconds.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use xlog_cuda::{ByteSize, XlogError};
 
-/// The accepted sizes, for messages.
+/// The accepted sizes, for error messages.
 const ACCEPTED: &str = "a number of bytes such as 4096 or 1e9, or one with a unit such as 512MB (decimal) or 4GiB (binary)";
 
-/// Parses a number of bytes, at least one.
+/// Parses a positive number of bytes.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let reason = match text.trim().parse() {
         Ok(ByteSize::Bytes(bytes)) => return Ok(bytes),
@@ -24,7 +24,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     Err(format!("{text:?} is not a size: {reason}; expected {ACCEPTED}"))
 }
 
-/// Parses a number of bytes, at least one, or a share such as `50%`.
+/// Parses a positive number of bytes, or a share such as `50%`.
 pub(crate) fn parse_or_share(text: &str) -> Result<ByteSize, String> {
     match text.trim().parse() {
         Ok(share @ ByteSize::Share(_)) => Ok(share),
@@ -32,7 +32,7 @@ pub(crate) fn parse_or_share(text: &str) -> Result<ByteSize, String> {
     }
 }
 
-/// Parses whole numbers of a range, also with an exponent.
+/// Returns a parser of whole numbers in a range, with an optional exponent.
 pub(crate) fn count<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
@@ -51,7 +51,7 @@ pub(crate) fn count<T: TryFrom<u64>>(
     }
 }
 
-/// Parses durations of a range of seconds.
+/// Returns a parser of durations in a range of seconds.
 pub(crate) fn duration(
     seconds: RangeInclusive<f64>,
 ) -> impl Fn(&str) -> Result<Duration, String> + Clone {

@@ -1,6 +1,6 @@
-//! `xlogmem summary`: a log in numbers.
+//! `xlogmem summary`: counts and bytes of a log.
 //!
-//! Records are taken by their order in the history, in bounded memory; how many came too late for that is in the report.
+//! Records are ordered in bounded memory; the report counts those that arrived too late for that.
 use std::path::PathBuf;
 
 use clap::Args;
@@ -15,7 +15,7 @@ use crate::cli::{Refusal, option};
 use crate::report::joined_name;
 
 const SCHEMA: u32 = 1;
-/// Rows shown of each table; the JSON has all.
+/// The maximum number of rows in a table; the JSON has all.
 const ROWS: usize = 10;
 
 /// The arguments of `summary`.
@@ -43,7 +43,6 @@ pub(crate) struct SummaryArguments {
     json: bool,
 }
 
-/// The usage under one name.
 #[derive(Serialize, Debug)]
 struct TagRow {
     name: String,
@@ -57,7 +56,6 @@ impl TagRow {
     }
 }
 
-/// The usage of one sampled stack.
 #[derive(Serialize, Debug)]
 struct StackRow {
     /// The innermost frame first.
@@ -66,7 +64,6 @@ struct StackRow {
     usage: Usage,
 }
 
-/// The times of one action.
 #[derive(Serialize, Debug)]
 struct TimesRow {
     action: String,
@@ -74,7 +71,7 @@ struct TimesRow {
     times: TimesReport,
 }
 
-/// Requests of one power of two of sizes.
+/// Requests within one power of two.
 #[derive(Serialize, Debug)]
 struct SizeRow {
     /// The minimum size of this row.
@@ -87,7 +84,7 @@ struct LeakRow {
     pointer: String,
     bytes: u64,
     tag: String,
-    /// Source file and line of the allocation; empty when the log does not have it.
+    /// Source location of the allocation; empty if the log lacks it.
     site: String,
     /// The sampled stack of the allocation, the innermost frame first.
     stack: Vec<String>,
@@ -103,7 +100,7 @@ struct Named {
     count: u64,
 }
 
-/// The numbers, in the shape of their JSON. Every field is always there.
+/// The summary, as it appears in JSON. Every field is always present.
 #[derive(Serialize, Debug, Default)]
 struct Numbers {
     actions: Vec<Named>,
@@ -122,15 +119,15 @@ struct Numbers {
     by_site: Vec<TagRow>,
     by_stack: Vec<StackRow>,
     by_device: Vec<TagRow>,
-    /// By action, those of the log that have a time.
+    /// By action, for records with a time.
     call_times: Vec<TimesRow>,
     sizes: Vec<SizeRow>,
     leaks: Vec<LeakRow>,
     unknown_frees: u64,
     missing_frees: u64,
-    /// What allocators held of the device, in use or not; `null` where the log has no segments.
+    /// Reserved device memory, in use or not; `null` if the log has no segments.
     reserved: Option<ReservedUsage>,
-    /// Records that came too late for their place in the history; none means that peaks are exact.
+    /// Records that arrived too late to be ordered; if zero, peaks are exact.
     late_records: u64,
 }
 
@@ -145,7 +142,6 @@ struct Report {
     numbers: Option<Numbers>,
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
     let from = option("--from", arguments.from.as_deref(), LogFormat::parse_input)?;
     let name = joined_name(&arguments.logs);
@@ -362,7 +358,7 @@ fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
     page.title(title);
     for row in rows.iter().take(ROWS) {
         let name = if row.name.is_empty() { "untagged" } else { &row.name };
-        // A long name has its place on a line of its own, above its figures.
+        // A long name gets a line of its own above its figures.
         let mut label = name;
         if name.chars().count() > 18 {
             page.line("", name);
@@ -381,7 +377,7 @@ fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
     more(page, rows.len());
 }
 
-/// Stacks shown, and frames of each.
+/// The maximum number of stacks shown, and of frames of each.
 const STACKS: usize = 3;
 const FRAMES: usize = 12;
 

@@ -1,11 +1,11 @@
 //! Temporary files, folders and child processes of a command.
 //!
-//! Files and folders are created exclusively, under a name with a random part, so that a link planted in their place is never followed.
-//! They go when their owner is dropped, and also when the process is ended by SIGINT, SIGTERM or SIGHUP: everything temporary is
-//! registered, a thread that waits for these signals removes it, and then lets the signal do what it does by default.
+//! Files and folders are created exclusively, under a name with a random part, so that a planted link is never followed.
+//! They are removed when their owner is dropped, and on SIGINT, SIGTERM and SIGHUP: a thread waits for these signals,
+//! removes all registered objects, and then performs the signal's default action.
 //!
-//! Invariant: something temporary is created and registered under one lock, which the signal thread takes first. So it is
-//! either not there yet or registered when the process ends.
+//! Invariant: creation and registration happen under one lock, which the signal thread takes first. So a temporary object
+//! either does not exist yet or is registered when the process ends.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,19 +19,19 @@ use signal_hook::low_level::emulate_default_handler;
 use tempfile::{Builder, TempDir, TempPath};
 use xlog_base::{Mutex, MutexGuard};
 
-/// Something that is removed when the process is interrupted.
+/// An object that is removed when the process is interrupted.
 #[derive(Debug)]
 enum Removal {
     File(PathBuf),
-    /// With what is in it.
+    /// Removed with its contents.
     Folder(PathBuf),
-    /// Only if it is empty.
+    /// Removed only if it is empty.
     EmptyFolder(PathBuf),
     Process(Pid),
 }
 
 impl Removal {
-    /// A failure is what an interrupted process cannot report any more.
+    /// Removes the object. An interrupted process can no longer report a failure.
     fn remove(&self) {
         match self {
             Self::File(path) => drop(std::fs::remove_file(path)),
@@ -42,7 +42,7 @@ impl Removal {
     }
 }
 
-/// Everything registered, in the order of its creation, with its number.
+/// The registered objects, numbered in the order of their creation.
 #[derive(Debug)]
 struct Registry {
     next: u64,
@@ -54,7 +54,7 @@ static REGISTRY: Mutex<Registry> = Mutex::new(Registry { next: 0, removals: Vec:
 fn registry() -> MutexGuard<'static, Registry> {
     static WATCH: Once = Once::new();
     WATCH.call_once(|| {
-        // Without this thread, an interrupted process leaves its temporary files; that is no reason not to begin.
+        // Without this thread, an interrupted process leaves its temporary files. That must not prevent the command.
         if let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) {
             let wait = move || {
                 if let Some(signal) = signals.forever().next() {
@@ -67,11 +67,11 @@ fn registry() -> MutexGuard<'static, Registry> {
     REGISTRY.lock()
 }
 
-/// Removes everything, newest first, and ends the process as the signal does by default.
+/// Removes all objects, the newest first, and ends the process by the signal's default action.
 fn end(signal: i32) {
-    // Held to the end: nothing is created after this.
+    // Held to the end, so that nothing is created afterwards.
     let registry = registry();
-    // Processes first, so that they write nothing into a folder that goes.
+    // Processes end first, so that they write nothing into a removed folder.
     let is_process = |removal: &Removal| matches!(removal, Removal::Process(_));
     for processes in [true, false] {
         let removals = registry.removals.iter().rev().map(|(_, removal)| removal);
@@ -81,13 +81,13 @@ fn end(signal: i32) {
     std::process::exit(128 + signal);
 }
 
-/// Holds back the end of the process by a signal while several steps belong together.
+/// Delays the end of the process by a signal until `steps` are done.
 pub(crate) fn uninterrupted<T>(steps: impl FnOnce() -> T) -> T {
     let _held = registry();
     steps()
 }
 
-/// Something that is registered until this is dropped.
+/// An object that stays registered until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Registered(u64);
 
@@ -97,7 +97,7 @@ impl Drop for Registered {
     }
 }
 
-/// Creates something and registers it.
+/// Creates an object and registers it.
 fn create<T>(
     create: impl FnOnce() -> io::Result<T>,
     removal: impl FnOnce(&T) -> Removal,
@@ -110,7 +110,7 @@ fn create<T>(
     Ok((made, Registered(number)))
 }
 
-/// A new file in a folder, with the permissions that outputs have.
+/// Creates a file in a folder, with the permissions of outputs.
 pub(crate) fn file(folder: &Path, prefix: &str) -> io::Result<(std::fs::File, File)> {
     let mut builder = Builder::new();
     builder.prefix(prefix);
@@ -122,7 +122,7 @@ pub(crate) fn file(folder: &Path, prefix: &str) -> io::Result<(std::fs::File, Fi
     Ok((file, File { path, _registered: registered }))
 }
 
-/// The place of a temporary file.
+/// The path of a temporary file.
 #[derive(Debug)]
 pub(crate) struct File {
     path: TempPath,
@@ -130,13 +130,13 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// Moves it to its place; what is there is replaced.
+    /// Moves it to its destination and replaces an existing file.
     pub(crate) fn persist(self, place: &Path) -> io::Result<()> {
         self.path.persist(place).map_err(|error| error.error)
     }
 }
 
-/// A folder for this user alone, removed with what is in it.
+/// A folder that is private to this user and removed with its contents.
 #[derive(Debug)]
 pub(crate) struct Folder {
     folder: TempDir,
@@ -144,7 +144,7 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// A new one in another folder.
+    /// Creates one in another folder.
     pub(crate) fn create_in(parent: &Path, prefix: &str) -> io::Result<Self> {
         let (folder, registered) = create(
             || Builder::new().prefix(prefix).tempdir_in(parent),
@@ -153,7 +153,7 @@ impl Folder {
         Ok(Self { folder, _registered: registered })
     }
 
-    /// A new one where temporary files go.
+    /// Creates one in the system's temporary folder.
     pub(crate) fn create(prefix: &str) -> io::Result<Self> {
         Self::create_in(&std::env::temp_dir(), prefix)
     }
@@ -163,7 +163,7 @@ impl Folder {
     }
 }
 
-/// A folder that was made on the way to an output; removed if it is empty, unless it is kept.
+/// A folder created on the path of an output; removed if it is empty, unless it is kept.
 #[derive(Debug)]
 pub(crate) struct EmptyFolder {
     path: Option<PathBuf>,
@@ -185,15 +185,15 @@ impl EmptyFolder {
 impl Drop for EmptyFolder {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            // The failure that led here is what is reported.
+            // The failure that led here is the one to report.
             let _ = std::fs::remove_dir(path);
         }
     }
 }
 
-/// Starts a process that does not outlive this one, unless this one is killed outright.
+/// Starts a process that ends with this one, unless this one is killed by SIGKILL.
 ///
-/// Drop the registration once the process was waited for.
+/// Drop the registration after waiting for the process.
 pub(crate) fn process(command: &mut Command) -> io::Result<(Child, Registered)> {
     create(|| command.spawn(), |child| Removal::Process(Pid::from_child(child)))
 }

@@ -1,12 +1,12 @@
-//! Our pool as PyTorch's allocator: `xlogmem.torch.enable()`.
+//! The runtime's pool as PyTorch's allocator: `xlogmem.torch.enable()`.
 //!
-//! PyTorch's streams are enlisted in the runtime's stream pool: work that PyTorch queues on the stream of a block needs no announcement, and memory
-//! that is freed on a stream serves the next request there without a driver call. `record_stream` names other streams; the free then waits for
-//! everything queued there by then.
+//! PyTorch's streams are enlisted in the runtime's stream pool. So work on a block's own stream needs no announcement, and memory
+//! freed on a stream serves its next request without a driver call. `record_stream` names further streams, and the free waits for
+//! everything queued on them by then.
 //!
 //! Invariants:
-//! - Nothing here calls Python or PyTorch: PyTorch may hold its own locks.
-//! - A block that cannot be freed in order now, because a stream is being captured, is kept and freed after the capture.
+//! - No function here calls Python or PyTorch: PyTorch may hold its own locks.
+//! - A block that cannot be freed in order because a stream is being captured is freed after the capture.
 //! - State is never dropped: PyTorch frees tensors until the process ends.
 
 use std::collections::HashMap;
@@ -28,32 +28,31 @@ use crate::foreign;
 use crate::idle::By;
 use crate::scope::current_tag;
 
-/// Devices of one process.
+/// The maximum number of devices of a process.
 pub(super) const DEVICES: usize = 16;
 const SHARDS: usize = 64;
 
-/// The number of a pool of graphs in PyTorch.
+/// PyTorch's id of a graph pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct GraphPoolId(pub(super) [u64; 2]);
 
 impl GraphPoolId {
-    /// The pool of captures that cannot be told apart. It is never released.
+    /// The pool of captures that cannot be distinguished. It is never released.
     const UNKNOWN: Self = Self([u64::MAX; 2]);
 }
 
-/// A capture that PyTorch has begun.
 struct OpenCapture {
     pool: GraphPoolId,
     thread: ThreadId,
 }
 
-/// What an address is.
+/// What is at an address.
 enum Live {
     /// A block of the runtime, and the streams that `record_stream` named.
     Block { block: DeviceBlock, used_on: Vec<usize> },
-    /// A block whose stream cannot be named by another thread: its free waits for the device.
+    /// A block whose stream another thread cannot name: its free waits for the device.
     Unordered { block: DeviceBlock },
-    /// A block of the memory of graphs.
+    /// A block of graph memory.
     Graph { pool: GraphPoolId, is_shared: bool },
 }
 
@@ -77,14 +76,12 @@ impl Addresses {
     }
 }
 
-/// One device.
 pub(super) struct Device {
     pub(super) runtime: Arc<XlogDeviceRuntime>,
     ordinal: usize,
     streams: RwLock<PlaceMap<usize, StreamId>>,
     graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
     captures: Mutex<Vec<OpenCapture>>,
-    /// The number of open captures.
     capturing: AtomicUsize,
     /// Blocks whose free waits for the end of a capture.
     deferred: Mutex<Vec<Entry>>,
@@ -95,7 +92,7 @@ pub(super) struct Device {
 impl Device {
     pub(super) fn open(ordinal: usize) -> Result<Self> {
         let runtime = XlogDeviceRuntime::try_get_arc(ordinal as u32)?;
-        // Made now: during a capture only what is needed is asked of the driver.
+        // Created now, since a capture permits few driver calls.
         runtime.stream_pool().default_stream()?;
         Ok(Self {
             runtime,
@@ -110,7 +107,7 @@ impl Device {
         })
     }
 
-    /// The id of a stream of PyTorch.
+    /// Returns the id of a PyTorch stream.
     fn stream_id(&self, stream: usize) -> Result<StreamId> {
         let known = self.streams.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(id) = known.get(&stream) {
@@ -121,24 +118,24 @@ impl Device {
         if let Some(id) = streams.get(&stream) {
             return Ok(*id);
         }
-        // SAFETY: PyTorch names a stream of its own, and destroys none; docs/python.md asks the same of external streams.
+        // SAFETY: PyTorch names its own stream and never destroys one; docs/python.md requires the latter of external streams.
         let id = unsafe { self.runtime.stream_pool().enlist(ptr::without_provenance_mut(stream))? };
         streams.insert(stream, id);
         Ok(id)
     }
 
-    /// One name for the legacy default stream, which has two.
+    /// Maps both numbers of the legacy default stream to one.
     fn known_as(&self, stream: usize) -> usize {
         let is_gpu = self.runtime.device().properties().kind == DeviceKind::Cuda;
         if stream == 0 && is_gpu { foreign::LEGACY } else { stream }
     }
 
     fn is_captured(&self, stream: usize) -> bool {
-        // SAFETY: PyTorch names a live stream of its own.
+        // SAFETY: PyTorch names its own live stream.
         unsafe { foreign::is_captured(&self.runtime, stream) }
     }
 
-    /// Allocates, and counts what was refused.
+    /// Allocates, and counts refusals.
     pub(super) fn allocate(
         &self,
         addresses: &Addresses,
@@ -162,7 +159,7 @@ impl Device {
         Ok(ptr)
     }
 
-    /// Updates the bytes held of the device.
+    /// Updates the reserved bytes.
     fn measure(&self) {
         if let Some(held) = self.runtime.physical_bytes() {
             self.counters.reserved.set(held as u64);
@@ -197,7 +194,7 @@ impl Device {
         }
     }
 
-    /// A block whose address is a multiple of [`UNIT`]. All requests are, so the pool's blocks are too, unless others share the runtime.
+    /// Allocates a block aligned to [`UNIT`]. All requests are multiples of it, so pool blocks are aligned unless others share the runtime.
     fn allocate_on(
         &self,
         bytes: usize,
@@ -213,7 +210,7 @@ impl Device {
         self.runtime.resource().allocate_request(request, None)
     }
 
-    /// A block on which no work is pending.
+    /// Allocates a block without pending work.
     fn allocate_idle(&self, bytes: usize, tag: AllocTag) -> ResourceResult<DeviceBlock> {
         let block = self.allocate_on(bytes, StreamId::DEFAULT, tag)?;
         let stream = self.runtime.stream_pool().try_resolve(StreamId::DEFAULT);
@@ -236,7 +233,7 @@ impl Device {
         Ok((ptr, Entry { live, device: self.ordinal, bytes, requested }))
     }
 
-    /// The pool that a captured allocation belongs to: of the only capture, or of the one that this thread has begun.
+    /// Returns the pool of a captured allocation: that of the only capture, or of the one that this thread has begun.
     fn open_pool(&self) -> GraphPoolId {
         let captures = self.captures.lock();
         let this = thread::current().id();
@@ -269,7 +266,7 @@ impl Device {
         }
     }
 
-    /// PyTorch has destroyed a graph of a pool.
+    /// Records that PyTorch has destroyed a graph of a pool.
     pub(super) fn release_pool(&self, pool: GraphPoolId) {
         if let Some(memory) = self.graphs.lock().get_mut(&pool) {
             memory.uses = memory.uses.saturating_sub(1);
@@ -277,8 +274,8 @@ impl Device {
         self.return_graph_memory();
     }
 
-    /// Returns the memory of graphs that are gone. Their last launch may still run, so the host waits for the device; a capture would be
-    /// broken by that, so it waits for the end of captures.
+    /// Returns the memory of destroyed graphs to the runtime. Their last launch may still run, so the host waits for the device. That
+    /// would break a capture, so the return waits for the end of captures.
     fn return_graph_memory(&self) {
         if self.capturing.load(Ordering::Acquire) > 0 {
             return;
@@ -299,7 +296,7 @@ impl Device {
         self.measure();
     }
 
-    /// Frees blocks whose last use no stream names.
+    /// Frees blocks whose last use is on an unknown stream.
     fn free_when_idle(&self, blocks: Vec<DeviceBlock>) {
         if blocks.is_empty() {
             return;
@@ -307,7 +304,7 @@ impl Device {
         let runtime = self.runtime.clone();
         let free = move || {
             for block in blocks {
-                // A failed free stays with the runtime, which tries again.
+                // The runtime keeps a block whose free failed, and a later reap frees it.
                 let _ = runtime.deallocate(block);
             }
         };
@@ -318,7 +315,7 @@ impl Device {
         }
     }
 
-    /// Frees an address. A failure has no caller to return to: the runtime keeps the block and tries again.
+    /// Frees an address. On a failure the runtime keeps the block and tries again, since there is no caller to report it to.
     fn free(&self, ptr: u64, entry: Entry) {
         self.counters.blocks.remove(1);
         self.counters.allocated.remove(entry.bytes as u64);
@@ -342,7 +339,7 @@ impl Device {
         }
     }
 
-    /// Frees a block, or returns it if a stream that it was used on is being captured.
+    /// Frees a block, or returns it if a stream that used it is being captured.
     fn try_free(&self, entry: Entry) -> Option<Entry> {
         let (block, is_recorded) = match &entry.live {
             Live::Graph { .. } => return None,
@@ -359,7 +356,7 @@ impl Device {
                     match recorded {
                         Ok(()) => {}
                         Err(_) if self.is_captured(*stream) => return Some(entry),
-                        // The work on that stream cannot be named, so all work is waited for.
+                        // The work on that stream cannot be named, so the free waits for all work.
                         Err(_) => is_recorded = false,
                     }
                 }
@@ -385,8 +382,8 @@ impl Device {
         self.has_deferred.store(!deferred.is_empty(), Ordering::Release);
     }
 
-    /// Returns cached memory to the device: `torch.cuda.empty_cache()`. Waits for queued work, as PyTorch's own allocator does: its `cudaFree`
-    /// waits for the device.
+    /// Returns cached memory to the device, for `torch.cuda.empty_cache()`. Waits for queued work, as PyTorch's own allocator does
+    /// by `cudaFree`.
     pub(super) fn empty_cache(&self) {
         self.free_deferred();
         self.return_graph_memory();
@@ -406,7 +403,7 @@ pub(super) fn free(addresses: &Addresses, devices: &[OnceLock<Device>; DEVICES],
     }
 }
 
-/// Notes that work on a stream uses an address. The free waits for what is queued there by then.
+/// Records that work on a stream uses an address. The free waits for the work queued there by then.
 pub(super) fn record_stream(
     addresses: &Addresses,
     devices: &[OnceLock<Device>; DEVICES],
@@ -428,12 +425,12 @@ pub(super) fn record_stream(
     }
 }
 
-/// The size of the block at an address.
+/// Returns the size of the block at an address.
 pub(super) fn size_at(addresses: &Addresses, ptr: u64) -> Option<usize> {
     addresses.shard(ptr).lock().get(&ptr).map(|entry| entry.bytes)
 }
 
-/// The tag of this thread, or the name of the framework.
+/// Returns this thread's tag, or the framework's name.
 pub(super) fn torch_tag() -> AllocTag {
     match current_tag() {
         AllocTag::UNTAGGED => AllocTag("torch"),
@@ -441,7 +438,7 @@ pub(super) fn torch_tag() -> AllocTag {
     }
 }
 
-/// The block as a value: the entry is dropped with its block unused.
+/// Copies the block; the original is dropped unused with its entry.
 fn copy(block: &DeviceBlock) -> DeviceBlock {
     DeviceBlock { ..*block }
 }

@@ -1,17 +1,17 @@
-//! What PyTorch's statistics ask for: current, peak, and totals since the last reset.
+//! Counters of PyTorch's statistics: current, peak, and totals since the last reset.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde_json::{Value, json};
 use xlog_base::Mutex;
 
-/// A quantity over time. All but the peak is exact.
+/// A quantity over time. All values but the peak are exact.
 #[derive(Default)]
 pub(super) struct Counter {
     added: AtomicU64,
     removed: AtomicU64,
     peak: AtomicU64,
-    /// What was added and removed before the last reset.
+    /// The totals at the last reset.
     added_before: AtomicU64,
     removed_before: AtomicU64,
     setting: Mutex<()>,
@@ -35,7 +35,7 @@ impl Counter {
         self.removed.fetch_add(amount, Relaxed);
     }
 
-    /// Sets what is measured and not counted.
+    /// Sets a quantity that is measured rather than counted.
     pub(super) fn set(&self, amount: u64) {
         if self.current() == amount {
             return;
@@ -70,18 +70,17 @@ impl Counter {
     }
 }
 
-/// The counters of one device.
 #[derive(Default)]
 pub(super) struct Counters {
     /// Blocks.
     pub(super) blocks: Counter,
-    /// Their bytes.
+    /// Bytes of the blocks.
     pub(super) allocated: Counter,
-    /// The bytes that were asked for.
+    /// Requested bytes.
     pub(super) requested: Counter,
-    /// Bytes held of the device.
+    /// Reserved device bytes.
     pub(super) reserved: Counter,
-    /// Requests that were refused.
+    /// Refused requests.
     pub(super) refusals: AtomicU64,
 }
 

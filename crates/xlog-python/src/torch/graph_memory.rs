@@ -1,15 +1,14 @@
-//! Memory of CUDA graphs: what is allocated on a captured stream.
+//! Memory of CUDA graphs: allocations on captured streams.
 //!
-//! A graph uses its addresses again at every launch. So memory that was handed out during a capture is handed out again only during captures
-//! of the same pool of PyTorch, and only on the same stream, whose order is part of the graph. It goes back to the runtime when PyTorch has
-//! destroyed every graph of the pool and no block of it is live.
+//! A graph reuses its addresses at every launch. So memory allocated during a capture is reused only in captures into the same
+//! PyTorch pool, and only on the same stream, whose order is part of the graph. It returns to the runtime after PyTorch has
+//! destroyed every graph of the pool and freed all its blocks.
 //!
-//! PyTorch owns the lifetime: several graphs share a pool, and PyTorch reports the end of a capture after it has ended. So the arenas of
-//! `XlogDeviceRuntime::join_capture`, which end with one graph and are joined and left inside the capture, do not fit.
+//! PyTorch owns the lifetime: several graphs share a pool, and PyTorch reports the end of a capture after it has ended. So the
+//! arenas of `XlogDeviceRuntime::join_capture`, which belong to one graph and are joined and left inside the capture, do not fit.
 //!
-//! A block that `record_stream` named another stream for stays out of use until its capture has ended.
-//!
-//! A new range is handed out once the host has seen all earlier work on it complete: a capture cannot wait for it.
+//! A block with another stream recorded by `record_stream` is not reused before its capture has ended. A new range is used only
+//! after the host has seen all earlier work on it complete: a capture cannot wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,19 +16,19 @@ use xlog_cuda::device_runtime::{AllocTag, DeviceBlock, ResourceResult};
 
 /// PyTorch's alignment of blocks.
 pub(super) const UNIT: usize = 512;
-/// The size of a segment for small requests.
+/// The segment size of small requests.
 const SMALL_SEGMENT: usize = 2 << 20;
 
-/// A range of a segment: a block, or free.
+/// A range of a segment: a block or free space.
 struct Range {
     bytes: usize,
     stream: usize,
-    /// The address of its segment. Ranges of two segments are never joined.
+    /// The address of its segment. Ranges of different segments are never merged.
     segment: u64,
     is_free: bool,
 }
 
-/// A free range, ordered for the best fit.
+/// A free range, ordered for best fit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Free {
     stream: usize,
@@ -37,22 +36,21 @@ struct Free {
     ptr: u64,
 }
 
-/// The memory of one pool of graphs.
+/// The memory of one graph pool.
 #[derive(Default)]
 pub(super) struct GraphMemory {
     ranges: BTreeMap<u64, Range>,
     free: BTreeSet<Free>,
     segments: Vec<DeviceBlock>,
     live: usize,
-    /// Blocks that were freed while another stream of the capture may still use them.
+    /// Freed blocks that another stream of the capture may still use.
     deferred: Vec<u64>,
-    /// Captures into the pool that have begun, less the graphs that PyTorch has destroyed. A capture that failed is counted for ever, as in
-    /// PyTorch's own allocator.
+    /// Captures into the pool minus destroyed graphs. A failed capture is never subtracted, as in PyTorch's own allocator.
     pub(super) uses: usize,
 }
 
 impl GraphMemory {
-    /// A block of at least `bytes` for a captured stream, and its size. `grow` takes a segment of the runtime, on which no work is pending.
+    /// Allocates at least `bytes` for a captured stream; returns block and size. `grow` allocates a segment without pending work.
     pub(super) fn allocate(
         &mut self,
         bytes: usize,
@@ -95,7 +93,7 @@ impl GraphMemory {
         Ok(free)
     }
 
-    /// Takes a block back, and joins it with its free neighbours.
+    /// Frees a block and merges it with its free neighbours.
     pub(super) fn free(&mut self, ptr: u64) {
         let Some(range) = self.ranges.get_mut(&ptr).filter(|range| !range.is_free) else { return };
         range.is_free = true;
@@ -124,24 +122,23 @@ impl GraphMemory {
         self.free.insert(free);
     }
 
-    /// Takes a block back that other streams of the capture use: it serves again once the capture has ended, which joins all its streams.
+    /// Frees a block that other streams of the capture use. It is reused after the capture, whose end joins all its streams.
     pub(super) fn free_after_capture(&mut self, ptr: u64) {
         self.deferred.push(ptr);
     }
 
-    /// The capture has ended.
+    /// Makes the blocks freed during the capture reusable.
     pub(super) fn end_capture(&mut self) {
         for ptr in std::mem::take(&mut self.deferred) {
             self.free(ptr);
         }
     }
 
-    /// Whether its segments can go back to the runtime.
+    /// Returns whether its segments can return to the runtime.
     pub(super) fn is_over(&self) -> bool {
         self.uses == 0 && self.live == 0
     }
 
-    /// Its segments.
     pub(super) fn into_segments(self) -> Vec<DeviceBlock> {
         self.segments
     }

@@ -1,10 +1,10 @@
-//! PyTorch: the C functions of an allocator, and what `xlogmem.torch` needs of them.
+//! PyTorch: the C functions of an allocator, and the support of `xlogmem.torch`.
 //!
-//! Two allocators are here. `enable()` makes the shared runtime PyTorch's global allocator ([`allocator`]); `pool()` gives segments to a
-//! `torch.cuda.MemPool` ([`segments`]). PyTorch passes no context to the functions of a pool, so there is a pair of functions for each of
-//! [`POOLS`] pools; a pool lives as long as the process, since PyTorch frees segments until the end.
+//! There are two allocators. `enable()` makes the shared runtime PyTorch's global allocator ([`allocator`]). `pool()` gives
+//! segments to a `torch.cuda.MemPool` ([`segments`]). PyTorch passes no context to the functions of a pool, so each of [`POOLS`]
+//! pools has its own pair. A pool lives as long as the process, since PyTorch frees segments until the end.
 //!
-//! A null pointer is a refusal for a pool, which PyTorch turns into `torch.OutOfMemoryError`. The global allocator throws ([`throw`]).
+//! A pool refuses by a null pointer, which PyTorch turns into `torch.OutOfMemoryError`. The global allocator throws ([`throw`]).
 
 mod allocator;
 mod counters;
@@ -34,12 +34,11 @@ use crate::idle;
 use crate::runtime::Runtime;
 use crate::value::object;
 
-/// Pools of segments.
+/// The maximum number of segment pools.
 const POOLS: usize = 16;
-/// The number by which Python names the global allocator.
+/// The number of the global allocator in Python.
 const GLOBAL: usize = POOLS;
 
-/// The global allocator.
 struct Global {
     addresses: OnceLock<Addresses>,
     devices: [OnceLock<Device>; DEVICES],
@@ -48,7 +47,6 @@ struct Global {
     thrower: OnceLock<Thrower>,
 }
 
-/// A pool of segments.
 struct Pool {
     config: OnceLock<RuntimeConfig>,
     devices: [OnceLock<Segments>; DEVICES],
@@ -76,7 +74,7 @@ fn bad_device(device: c_int) -> XlogError {
     XlogError::Kernel(format!("device {device} is not accepted; expected 0 to {}", DEVICES - 1))
 }
 
-/// The value of a cell, made at the first call. A failure is tried again.
+/// Returns the value of a cell and creates it at the first call. A failed creation is tried again.
 fn made<'a, T>(
     cells: &'a [OnceLock<T>; DEVICES],
     opening: &Mutex<()>,
@@ -139,7 +137,7 @@ impl Pool {
     }
 }
 
-/// Runs `work` for a C function: a panic ends here, and its work is undone.
+/// Runs `work` for a C function and catches its panic.
 fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
@@ -148,7 +146,7 @@ fn address(ptr: Option<u64>) -> *mut c_void {
     ptr::without_provenance_mut(ptr.unwrap_or(0) as usize)
 }
 
-/// The exception of a refused request; `None` before `torch_prepare`.
+/// Prepares the exception of a refused request; `None` before `torch_prepare`.
 fn refusal(error: &XlogError, bytes: usize) -> Option<(Thrower, Ready)> {
     let thrower = *TORCH.thrower.get()?;
     let (kind, text) = match idle::is_short(error) {
@@ -161,10 +159,10 @@ fn refusal(error: &XlogError, bytes: usize) -> Option<(Thrower, Ready)> {
     Some((thrower, thrower.prepare(kind, &text)))
 }
 
-/// Allocates for PyTorch: ordered on `stream`, at a multiple of 512 bytes. Null for no bytes.
+/// Allocates for PyTorch: ordered on `stream`, aligned to 512 bytes. Returns null for zero bytes.
 ///
-/// Throws `c10::OutOfMemoryError` if memory is short, and `c10::Error` for any other failure. Without PyTorch (before `torch_prepare`) it
-/// returns null.
+/// Throws `c10::OutOfMemoryError` if memory is short, and `c10::Error` for any other failure. Before `torch_prepare` it returns
+/// null.
 ///
 /// # Safety
 /// `stream` is a live stream of the device, and is never destroyed.
@@ -186,14 +184,14 @@ pub(crate) unsafe extern "C-unwind" fn xlogmem_torch_alloc(
             }
         }
     };
-    // SAFETY: all values of this frame are dropped, or need no drop.
+    // SAFETY: all values of this frame are dropped or need no drop.
     unsafe { thrower.throw(ready) }
 }
 
-/// Frees memory of [`xlogmem_torch_alloc`], in the order of its stream and after the streams that were recorded.
+/// Frees memory of [`xlogmem_torch_alloc`], in the order of its stream and after the recorded streams.
 ///
 /// # Safety
-/// Work on the memory is queued on its stream or on streams that were recorded, and no more will be.
+/// All work on the memory is queued on its stream or on recorded streams, and no more follows.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn xlogmem_torch_free(
     ptr: *mut c_void,
@@ -204,7 +202,7 @@ pub(crate) unsafe extern "C" fn xlogmem_torch_free(
     guarded(|| allocator::free(TORCH.addresses(), &TORCH.devices, ptr.addr() as u64));
 }
 
-/// Notes that work on a stream uses memory of [`xlogmem_torch_alloc`].
+/// Records that work on a stream uses memory of [`xlogmem_torch_alloc`].
 ///
 /// # Safety
 /// `stream` is a live stream of the device, and is never destroyed.
@@ -226,7 +224,7 @@ pub(crate) extern "C" fn xlogmem_torch_reset() {
     guarded(|| TORCH.devices.iter().filter_map(OnceLock::get).for_each(Device::empty_cache));
 }
 
-/// Sets the limit of a device to a part of its memory.
+/// Sets the limit of a device to a fraction of its memory.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn xlogmem_torch_memory_fraction(fraction: f64, device: c_int) {
     guarded(|| {
@@ -238,10 +236,10 @@ pub(crate) extern "C" fn xlogmem_torch_memory_fraction(fraction: f64, device: c_
     });
 }
 
-/// The block of an address: the address and, unless null, its size.
+/// Returns the address of a block and, unless `size` is null, stores its size.
 ///
 /// # Safety
-/// `size` is null or can be written.
+/// `size` is null or writable.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn xlogmem_torch_base_alloc(
     ptr: *mut c_void,
@@ -249,13 +247,13 @@ pub(crate) unsafe extern "C" fn xlogmem_torch_base_alloc(
 ) -> *mut c_void {
     let found = guarded(|| allocator::size_at(TORCH.addresses(), ptr.addr() as u64)).flatten();
     if let Some(bytes) = found.filter(|_| !size.is_null()) {
-        // SAFETY: the caller promises it.
+        // SAFETY: the caller guarantees it.
         unsafe { size.write(bytes) };
     }
     ptr
 }
 
-/// A capture begins. `_filter` is a closure of C++, which is not called: the driver is asked which streams are captured.
+/// Begins a capture. `_filter` is a C++ closure that is not called: the driver reports which streams are captured.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn xlogmem_torch_begin_pool(
     device: c_int,
@@ -268,13 +266,13 @@ pub(crate) extern "C" fn xlogmem_torch_begin_pool(
     });
 }
 
-/// A capture ends.
+/// Ends a capture.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn xlogmem_torch_end_pool(device: c_int, first: u64, second: u64) {
     guarded(|| TORCH.opened(device).map(|device| device.end_capture(GraphPoolId([first, second]))));
 }
 
-/// A graph of a pool is gone.
+/// Records that a graph of a pool was destroyed.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn xlogmem_torch_release_pool(device: c_int, first: u64, second: u64) {
     guarded(|| {
@@ -292,7 +290,7 @@ macro_rules! pool_functions {
                 address(guarded(|| SEGMENTS[$number].allocate(bytes, device)).flatten())
             }
 
-            /// Frees a segment of a pool, once all work of the device has completed.
+            /// Frees a segment of a pool after all work on the device has completed.
             #[unsafe(no_mangle)]
             pub(crate) extern "C" fn $free(ptr: *mut c_void, _size: isize, _device: c_int, _stream: *mut c_void) {
                 guarded(|| SEGMENTS[$number].free(ptr.addr() as u64));
@@ -320,7 +318,7 @@ pool_functions! {
     15 xlogmem_pool_alloc_15 xlogmem_pool_free_15,
 }
 
-/// Finds the exceptions of the loaded PyTorch, by the path of its `libc10_cuda.so`. Without them the global allocator cannot refuse.
+/// Finds the exceptions of the loaded PyTorch by the path of its `libc10_cuda.so`. The global allocator needs them to refuse.
 #[pyfunction]
 fn torch_prepare(library: &str) -> PyResult<()> {
     let thrower = Thrower::find(library).map_err(|reason| {
@@ -332,7 +330,7 @@ fn torch_prepare(library: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// Takes the next free pool of segments and sets its configuration; its number.
+/// Takes the next unused segment pool, sets its configuration, and returns its number.
 #[pyfunction]
 #[pyo3(signature = (**options))]
 fn torch_new_pool(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<usize> {
@@ -344,7 +342,7 @@ fn torch_new_pool(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResu
     })
 }
 
-/// The statistics of the global allocator or of a pool on a device; `None` before its first use.
+/// Returns the statistics of the global allocator or of a pool on a device; `None` before its first use.
 #[pyfunction]
 fn torch_statistics<'py>(
     py: Python<'py>,
@@ -355,13 +353,13 @@ fn torch_statistics<'py>(
     value.map(|value: Value| object(py, &value)).transpose()
 }
 
-/// Begins new peaks.
+/// Resets the peaks.
 #[pyfunction]
 fn torch_reset_peaks(pool: usize, device: c_int) -> PyResult<()> {
     with_counters(pool, device, counters::Counters::reset_peaks).map(drop)
 }
 
-/// Begins new totals.
+/// Resets the totals.
 #[pyfunction]
 fn torch_reset_totals(pool: usize, device: c_int) -> PyResult<()> {
     with_counters(pool, device, counters::Counters::reset_totals).map(drop)
@@ -385,13 +383,13 @@ fn numbered(pool: usize) -> PyResult<&'static Pool> {
     SEGMENTS.get(pool).ok_or_else(|| PyValueError::new_err(format!("there is no pool {pool}")))
 }
 
-/// Why a pool last refused a segment.
+/// Returns why a pool last refused a segment.
 #[pyfunction]
 fn torch_last_refusal(pool: usize) -> PyResult<Option<String>> {
     Ok(numbered(pool)?.refusal.lock().clone())
 }
 
-/// The runtime of a pool on a device, opened if it is not yet.
+/// Returns the runtime of a pool on a device and opens it if necessary.
 #[pyfunction]
 fn torch_pool_runtime(py: Python<'_>, pool: usize, device: c_int) -> PyResult<Runtime> {
     let pool = numbered(pool)?;

@@ -1,8 +1,8 @@
 //! Segments for a `torch.cuda.MemPool`: `xlogmem.torch.pool()`.
 //!
-//! PyTorch sub-allocates what it gets here and keeps its own statistics. Each request is one driver allocation of a runtime with its own limit and
-//! log: usable on every stream at once, also during a capture, and known to CUDA's interprocess calls. A free waits for the device, as
-//! PyTorch's own does.
+//! PyTorch sub-allocates the segments and keeps its own statistics. Each segment is one driver allocation of a runtime with its
+//! own limit and log. It is usable on every stream at once, even during a capture, and by CUDA's interprocess calls. A free waits
+//! for the device, as PyTorch's own does.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,6 @@ use xlog_cuda::{DeviceSpec, Result, StreamId};
 use super::allocator::torch_tag;
 use super::counters::Counters;
 
-/// The segments of one pool on one device.
 pub(super) struct Segments {
     pub(super) runtime: Arc<XlogDeviceRuntime>,
     blocks: Mutex<HashMap<u64, DeviceBlock>>,
@@ -44,7 +43,7 @@ impl Segments {
         Ok(ptr)
     }
 
-    /// Frees a segment; false for an address of another device.
+    /// Frees a segment; returns false for an address of another device.
     pub(super) fn free(&self, ptr: u64) -> bool {
         let Some(block) = self.blocks.lock().remove(&ptr) else { return false };
         self.counters.blocks.remove(1);

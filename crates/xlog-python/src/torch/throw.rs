@@ -1,20 +1,20 @@
-//! Exceptions that PyTorch catches, thrown out of a C function.
+//! C++ exceptions, thrown out of a C function and caught by PyTorch.
 //!
-//! As the global allocator, PyTorch takes a null pointer for memory, so a refusal must be an exception of C++. A refusal is
-//! `c10::OutOfMemoryError`, which Python code sees as `torch.OutOfMemoryError`; any other failure is `c10::Error`, a `RuntimeError`.
+//! PyTorch's global allocator interface takes null for memory, so a refusal must be a C++ exception: `c10::OutOfMemoryError`,
+//! which Python sees as `torch.OutOfMemoryError`. Any other failure is `c10::Error`, a `RuntimeError`.
 //!
-//! The classes are PyTorch's own, found by their symbols in the libraries that the process has loaded. `c10::OutOfMemoryError` has no exported
-//! constructor, but it is `c10::Error` with another vtable and type: a constructor of the base is called, and the vtable is replaced.
-//! [`Thrower::find`] checks that the class has exactly that one base, and fails if any symbol is missing.
+//! The classes are PyTorch's own, found by their symbols in the loaded libraries. `c10::OutOfMemoryError` exports no constructor,
+//! but it is `c10::Error` with another vtable and type. So the base constructor is called and the vtable replaced.
+//! [`Thrower::find`] checks that the class has exactly that base, and fails if any symbol is missing.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
-/// Room for an exception object: more than any release of PyTorch needs. It is only allocated, never copied as a whole.
+/// Bytes for an exception object: more than any release of PyTorch needs. They are only allocated, never copied as a whole.
 const ROOM: usize = 1024;
-/// Words of a vtable before the address that objects point to: the offset to the top, and the type.
+/// Words of a vtable before its address point: the offset to the top, and the type.
 const VTABLE_HEADER: usize = 2;
-/// The text that the constructor of `c10::Error` shows for its place.
+/// The source location that `c10::Error` shows.
 const PLACE: &CStr = c"xlogmem";
 
 /// `c10::SourceLocation`.
@@ -25,7 +25,7 @@ struct SourceLocation {
     line: u32,
 }
 
-/// `std::string`, of the size of libstdc++.
+/// `std::string`, with the size of libstdc++.
 #[repr(C, align(8))]
 struct StdString([u8; 32]);
 
@@ -36,7 +36,7 @@ type DropString = unsafe extern "C" fn(*mut StdString);
 type NewError = unsafe extern "C" fn(*mut c_void, SourceLocation, *mut StdString);
 type Fail = unsafe extern "C-unwind" fn(*const c_char, *const c_char, u32, *const c_char) -> !;
 
-/// How to throw.
+/// The functions and types needed to throw.
 #[derive(Clone, Copy)]
 pub(crate) struct Thrower {
     allocate: AllocateException,
@@ -45,12 +45,12 @@ pub(crate) struct Thrower {
     drop_string: DropString,
     new_error: NewError,
     fail: Fail,
-    /// What an object of `c10::OutOfMemoryError` points to; its first entry is the destructor.
+    /// The address point of the vtable of `c10::OutOfMemoryError`; its first entry is the destructor.
     vtable: *const *const c_void,
     class: *const c_void,
 }
 
-// SAFETY: addresses of code and of constants in libraries that stay loaded.
+// SAFETY: these are addresses of code and constants in libraries that stay loaded.
 unsafe impl Send for Thrower {}
 // SAFETY: as above.
 unsafe impl Sync for Thrower {}
@@ -66,12 +66,12 @@ pub(crate) enum Kind {
 pub(crate) enum Ready {
     /// An object of `c10::OutOfMemoryError`.
     Object(*mut c_void),
-    /// The text of a `c10::Error`. It is leaked: no destructor runs past a throw.
+    /// The text of a `c10::Error`. It is leaked, since a throw runs no destructor of its frame.
     Text(*const c_char),
 }
 
 impl Thrower {
-    /// Finds PyTorch's classes. `library` is the path of `libc10_cuda.so`, which the process has loaded.
+    /// Finds PyTorch's classes. `library` is the path of the loaded `libc10_cuda.so`.
     pub(crate) fn find(library: &str) -> Result<Self, String> {
         let cuda = Library::loaded(library)?;
         let folder = library.rsplit_once('/').map_or("", |(folder, _)| folder);
@@ -80,8 +80,8 @@ impl Thrower {
         let class = cuda.symbol(c"_ZTIN3c1016OutOfMemoryErrorE")?;
         let base = core.symbol(c"_ZTIN3c105ErrorE")?;
         let single = standard.symbol(c"_ZTVN10__cxxabiv120__si_class_type_infoE")?;
-        // A class with one base, public, at its beginning: the words are the vtable of its kind, the name, the base.
-        // SAFETY: type information of C++ has at least the two first words, and the third for this kind.
+        // The type information of a class with one public base at offset zero: the vtable of its kind, the name, the base.
+        // SAFETY: C++ type information has at least the first two words, and this kind has the third.
         let is_derived = unsafe {
             let words = class.cast::<*const c_void>();
             *words == single.cast::<*const c_void>().add(VTABLE_HEADER).cast()
@@ -94,7 +94,7 @@ impl Thrower {
             );
         }
         let vtable = cuda.symbol(c"_ZTVN3c1016OutOfMemoryErrorE")?.cast::<*const c_void>();
-        // SAFETY: the types are those of the named functions in the Itanium ABI: `this` first, a class with a destructor by its address.
+        // SAFETY: the types are those of the named functions in the Itanium ABI: `this` first, and classes with a destructor by address.
         unsafe {
             Ok(Self {
                 allocate: function(standard.symbol(c"__cxa_allocate_exception")?),
@@ -115,27 +115,27 @@ impl Thrower {
         }
     }
 
-    /// The name in type information; two copies of one class have equal names.
+    /// Returns the name in type information; copies of one class have equal names.
     ///
     /// # Safety
-    /// `class` is type information of C++.
+    /// `class` is C++ type information.
     unsafe fn name_of<'a>(class: *const c_void) -> &'a CStr {
         // SAFETY: the second word is the name.
         unsafe { CStr::from_ptr(*class.cast::<*const c_char>().add(1)) }
     }
 
-    /// Makes the exception of a failure, so that only [`Thrower::throw`] is left to do.
+    /// Creates the exception of a failure, so that [`Thrower::throw`] can do nothing but throw.
     pub(crate) fn prepare(&self, kind: Kind, text: &str) -> Ready {
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
         if kind == Kind::Other {
             return Ready::Text(text.into_raw());
         }
-        // SAFETY: the functions are called as C++ calls them. The object is made by the constructor of its base, whose fields are all of
-        // its fields, and then gets the vtable of its class.
+        // SAFETY: the functions are called as C++ calls them. The base constructor initializes all fields of the object, which then
+        // gets the vtable of its class.
         unsafe {
             let object = (self.allocate)(ROOM);
             let mut message = StdString([0; 32]);
-            // The allocator argument has no state: any address will do.
+            // The allocator argument is stateless, so any address is valid.
             let allocator = 0_u8;
             (self.new_string)(&raw mut message, text.as_ptr(), (&raw const allocator).cast());
             let place = SourceLocation { function: PLACE.as_ptr(), file: PLACE.as_ptr(), line: 0 };
@@ -146,21 +146,21 @@ impl Thrower {
         }
     }
 
-    /// Throws.
+    /// Throws the exception.
     ///
     /// # Safety
-    /// Every Rust frame that the exception passes is that of an `extern "C-unwind"` function without values to drop.
+    /// Every Rust frame that the exception passes is an `extern "C-unwind"` function without values to drop.
     pub(crate) unsafe fn throw(self, ready: Ready) -> ! {
         match ready {
-            // SAFETY: an exception object of this class; the first entry of its vtable is its destructor.
+            // SAFETY: it is an exception object of this class; the first entry of its vtable is its destructor.
             Ready::Object(object) => unsafe { (self.throw)(object, self.class, *self.vtable) },
-            // SAFETY: texts that stay.
+            // SAFETY: the texts are never freed.
             Ready::Text(text) => unsafe { (self.fail)(PLACE.as_ptr(), PLACE.as_ptr(), 0, text) },
         }
     }
 }
 
-/// A library that the process has loaded. It stays loaded.
+/// A loaded library, which stays loaded.
 struct Library {
     handle: *mut c_void,
     name: String,
@@ -170,7 +170,7 @@ impl Library {
     fn loaded(name: &str) -> Result<Self, String> {
         let path = CString::new(name).map_err(|_| format!("{name:?} is no path"))?;
         const FLAGS: c_int = libc::RTLD_NOLOAD | libc::RTLD_LAZY;
-        // SAFETY: only asks for a library that is there already.
+        // SAFETY: the flags only look up a library that is already loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), FLAGS) };
         if handle.is_null() {
             return Err(format!("{name} is not loaded in this process"));
@@ -188,12 +188,12 @@ impl Library {
     }
 }
 
-/// A function at an address.
+/// Returns the function at an address.
 ///
 /// # Safety
-/// `F` is the type of the function there.
+/// `F` is the type of that function.
 unsafe fn function<F: Copy>(address: *const c_void) -> F {
     debug_assert_eq!(size_of::<F>(), size_of_val(&address));
-    // SAFETY: the caller promises the type; function pointers have the size of an address.
+    // SAFETY: the caller guarantees the type; function pointers have the size of an address.
     unsafe { ptr::read((&raw const address).cast()) }
 }

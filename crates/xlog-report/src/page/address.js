@@ -1,4 +1,4 @@
-// The view in the fragment of the page's address, so that a copied address shows what is seen now.
+// The view is stored in the URL fragment, so a copied URL shows the current view.
 
 const places = {
   from: { get: () => view.from, is: (value) => value === 0 },
@@ -29,7 +29,7 @@ const keepView = () => {
   }, 150);
 };
 
-// Takes the view from the address; whatever is no view there is left alone.
+// Restores the view from the URL; ignores a fragment that is not a view.
 const takeView = () => {
   const text = location.hash.slice(1);
   if (!text.includes("=") || text === keptView) return;

@@ -6,7 +6,7 @@ const mapBytes = map.segments.reduce((end, segment) => Math.max(end, segment[4] 
 
 view.high = Math.max(1, map.rows * map.row_bytes);
 
-// Which addresses the map shows, as places among the stretches.
+// Sets the visible range of the map, as offsets.
 const setPlaces = (low, high) => {
   const whole = Math.max(1, map.rows * map.row_bytes);
   const span = Math.min(Math.max(high - low, 256, addressChart.plotHeight ?? 256), whole);
@@ -22,7 +22,7 @@ const zoomPlaces = (factor, around = (view.low + view.high) / 2) => {
 const placeY = (place) => addressChart.height - addressChart.bottom - ((place - view.low) / (view.high - view.low)) * addressChart.plotHeight;
 const placeOf = (y) => view.low + ((addressChart.height - addressChart.bottom - y) / addressChart.plotHeight) * (view.high - view.low);
 
-// The whole map as a picture of one pixel to a cell, made anew when the colours change.
+// The whole map as an image with one pixel per cell, redrawn when the colours change.
 let mapPicture = null;
 const paintMap = () => {
   const columns = columnStarts.length;
@@ -51,7 +51,7 @@ const paintMap = () => {
   return picture;
 };
 
-// Red, green and blue of any colour that a style may have.
+// Returns red, green and blue of a CSS colour.
 const rgb = (text) => {
   const context = element("canvas").getContext("2d", { willReadFrequently: true });
   context.fillStyle = text;
@@ -71,13 +71,13 @@ const drawAddresses = () => {
     drawSegments(self);
     if (!mapPicture) return;
     context.imageSmoothingEnabled = false;
-    // Cells that are wide on the screen are faint behind the exact blocks.
+    // Wide cells are drawn faintly behind the exact blocks.
     const cell = Math.max(self.plotHeight / shownRows / 4, ((data.span / columnStarts.length) / (view.to - view.from)) * self.plotWidth / 4);
     context.globalAlpha = Math.min(1, Math.max(0.2, 2 / cell));
     const first = lastAt(columnStarts, view.from);
     const last = lastAt(columnStarts, view.to);
     for (let column = first; column <= last; column++) {
-      // Whole pixels: cells that share one would shine through each other.
+      // Cells are aligned to whole pixels, or overlapping ones would blend.
       const from = Math.floor(self.x(columnStarts[column]));
       const to = Math.floor(self.x(column + 1 < columnStarts.length ? columnStarts[column + 1] : data.span));
       if (to === from && column < last) continue;
@@ -107,7 +107,7 @@ const drawAddresses = () => {
     context.fillText(segment[2], self.left - 8, at);
     free = at - 16;
   }
-  // Between the beginnings of stretches, addresses of even places.
+  // Axis marks at regular offsets, where no range start is labelled.
   for (let mark = 0; mark <= 4 && map.rows > 0; mark++) {
     const place = view.low + ((view.high - view.low) * mark) / 4;
     if (view.high - view.low >= map.rows * map.row_bytes || (mark > 0 && y(place) > free + 1)) continue;

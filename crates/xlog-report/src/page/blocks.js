@@ -1,4 +1,4 @@
-// Single blocks: which one is under the pointer, and the life of the chosen one.
+// Individual blocks: the one under the pointer, and the details of the chosen one.
 
 const blocks = Object.fromEntries(
   Object.entries(data.blocks).map(([name, value]) => [name, value?.kind ? arrays(value) : value]),
@@ -18,7 +18,7 @@ const addressOf = (block) => {
   return `0x${(BigInt(segment[2]) + BigInt(Math.max(0, Math.round(place - segment[4])))).toString(16)}`;
 };
 
-// The block at a time and a place of the address map, give or take half a pixel; the latest of several.
+// Returns the block at a time and an offset, within half a pixel; the latest of several.
 const blockAt = (time, place, timeSlack = 0, placeSlack = 0) => {
   for (let block = lastAt(blocks.born, time + timeSlack); block >= 0; block--) {
     if (block >= blockCount || blocks.born[block] > time + timeSlack || endOf(block) < time - timeSlack) continue;
@@ -35,7 +35,7 @@ const blockInMap = (x, y) => {
   return blockAt(self.time(x), placeOf(y), timeSlack, (view.high - view.low) / self.plotHeight / 2);
 };
 
-// The kept blocks that are live at a time, the earliest first.
+// Returns the kept blocks that are live at a time, the earliest first.
 const liveBlocks = (time, series = null) => {
   const found = [];
   for (let block = 0; block < blockCount && blocks.born[block] <= time; block++) {
@@ -44,7 +44,7 @@ const liveBlocks = (time, series = null) => {
   return found;
 };
 
-// What is in the stack at a point of the chart of memory: a tag, and of it a block where the page has it.
+// Finds the tag at a point of the memory chart and, if the page has it, the block.
 const inStack = (x, y) => {
   const self = memoryChart;
   if (x < self.left || x > self.width - self.right || y < self.top || y > self.height - self.bottom) return null;
@@ -77,7 +77,7 @@ const usersOf = (block) => {
   return [...users].join(", ");
 };
 
-// A block in a few lines.
+// Describes a block in a few lines.
 const describe = (block) => {
   const uses = blocks.uses[block];
   return [
@@ -110,7 +110,7 @@ const keptPart = blockCount < blocks.all
   ? `The page has the ${formatCount(blockCount)} blocks of ${formatCount(blocks.all)} that held the most bytes over time.`
   : `The page has all ${formatCount(blocks.all)} blocks of the log.`;
 
-// What is under the pointer: a block, or words that say what else is there.
+// Returns the block under the pointer, or a text that describes the position.
 const under = (self, x, y) => {
   if (self === addressChart) {
     const block = blockInMap(x, y);
@@ -142,7 +142,7 @@ const choose = (block) => {
   changed();
 };
 
-// The next of the blocks that are live at the selected instant, the largest first.
+// Chooses the next of the blocks live at the selected instant, the largest first.
 const chooseNext = (way) => {
   const live = liveBlocks(view.selected).sort((a, b) => blocks.bytes[b] - blocks.bytes[a] || a - b);
   if (live.length === 0) return;
@@ -150,7 +150,7 @@ const chooseNext = (way) => {
   choose(live[at < 0 ? 0 : (at + way + live.length) % live.length]);
 };
 
-// Zooms all charts to the life of the chosen block, and the address map to its addresses.
+// Zooms all charts to the lifetime of the chosen block, and the address map to its addresses.
 const showLife = () => {
   if (view.block === null) return;
   const [born, end] = [blocks.born[view.block], endOf(view.block)];
@@ -210,7 +210,7 @@ const drawLife = () => {
   if (frames.length > 0) show("block-stack", table("Stack of the allocation, the innermost frame first", [{ name: "Frame", text: true, cell: (frame) => frame }], frames));
 };
 
-// Blocks one by one over the address map: those that are large enough to see, with labels where they fit.
+// Draws the blocks that are large enough over the address map, with labels that fit.
 const drawBlocks = (self) => {
   const { context } = self;
   const timePixel = (view.to - view.from) / self.plotWidth;
@@ -251,14 +251,14 @@ const drawBlocks = (self) => {
     context.strokeStyle = colour("cursor");
     context.lineWidth = 2;
     context.strokeRect(left - 1, top - 1, right - left + 2, bottom - top + 2);
-    // The middle of its visible part.
+    // The centre of its visible part.
     const [x, y] = [[left, right, self.left, self.width - self.right], [top, bottom, self.top, self.height - self.bottom]]
       .map(([from, to, least, most]) => (Math.max(from, least) + Math.min(to, most)) / 2);
     self.canvas.dataset.block = `${x} ${y}`;
   }
 };
 
-// The longest of a few labels that fits the width.
+// Returns the longest label that fits the width.
 const labelFor = (context, block, width) => {
   const [tag, size] = [tagName(blockText("tag", block)), formatBytes(blocks.bytes[block])];
   const whole = joined(`${tag} ${size}`, blockText("stream", block), named("thread", blockText("thread", block)));

@@ -1,4 +1,4 @@
-// The data of the page: figures from JSON, pictures from arrays that lie in one piece of base64.
+// The data of the page: figures from JSON, pictures from arrays in one base64 blob.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -12,7 +12,7 @@ const arrays = (() => {
 
 const series = data.tags.length;
 
-// Levels of detail: the first is what the log was reduced to, each further one keeps of every two bins the higher.
+// Levels of detail: the first has all bins; each further one keeps the higher of every two.
 const levels = (() => {
   const finest = { starts: arrays(data.starts), stacks: arrays(data.stacks), lows: arrays(data.lows), reserved: data.reserved && arrays(data.reserved.bins) };
   finest.totals = new Float64Array(finest.starts.length);
@@ -44,7 +44,7 @@ const levels = (() => {
   return all;
 })();
 
-// The last place in ascending numbers that is not above the value; the first if all are.
+// Returns the last index whose value is not above the given one; the first if all are.
 const lastAt = (sorted, value) => {
   let low = 0;
   let high = sorted.length - 1;
@@ -56,7 +56,7 @@ const lastAt = (sorted, value) => {
   return low;
 };
 
-// The coarsest level that still has a few bins for each column.
+// Returns the coarsest level with a few bins per column.
 const levelFor = (from, to, columns) => {
   for (let at = levels.length - 1; at > 0; at--) {
     const starts = levels[at].starts;
@@ -65,7 +65,7 @@ const levelFor = (from, to, columns) => {
   return levels[0];
 };
 
-// First times of the columns of the address map and of the lanes.
+// Start times of the columns of the address map and of the lanes.
 const columnStarts = (() => {
   const bins = arrays(data.column_bins);
   return Float64Array.from(bins, (bin) => levels[0].starts[bin] ?? data.span);

@@ -1,4 +1,4 @@
-// Search among single blocks: what matches is listed and stays bright in the address map.
+// Searches individual blocks: matches are listed and stay bright in the address map.
 
 const filterIds = ["filter-tag", "filter-stream", "filter-thread", "filter-query", "filter-site", "filter-least", "filter-most"];
 const mostListed = 100;
@@ -10,7 +10,7 @@ const parseSize = (text) => {
   return unit ? Number(found[1]) * unit : null;
 };
 
-// For every block whether it matches; null where nothing is asked for.
+// Whether each block matches; null without a filter.
 let matching = null;
 let listedFor;
 
@@ -70,7 +70,7 @@ const drawFilter = () => {
   ], found.slice(0, mostListed)));
 };
 
-// The values of a column that a filter can take, as many as can be chosen from.
+// Fills each filter with the values of its column, up to a limit.
 const makeFilters = () => {
   for (const [id, column] of [["filter-stream", "stream"], ["filter-thread", "thread"], ["filter-query", "query"]]) {
     const values = [...new Set(blocks[column])].map((at) => blocks.texts[at]).filter((text) => text !== "");

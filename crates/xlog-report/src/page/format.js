@@ -1,6 +1,6 @@
-// Numbers and names as people read them, and elements made of text only: nothing of a log becomes markup.
+// Formats numbers and names, and creates elements from text only: no text of a log becomes markup.
 
-// Bytes in the largest unit that leaves at least one: exact where quarters are, else rounded to one decimal. A twin of xlog_base::size_text.
+// Formats bytes in the largest unit that leaves at least one: quarters exactly, else one decimal. Matches xlog_base::size_text.
 const formatBytes = (bytes) => {
   const sign = bytes < 0 ? "-" : "";
   const size = Math.abs(bytes);
@@ -30,7 +30,7 @@ const formatShare = (part, whole) => (whole > 0 ? `${((100 * part) / whole).toFi
 
 const tagName = (name) => (name === "" ? "untagged" : name);
 
-// Colours of tags, by place: far apart in hue and in lightness, on light and on dark paper.
+// Colours of tags by index, far apart in hue and lightness on light and dark backgrounds.
 const hues = [211, 28, 145, 350, 265, 52, 180, 320, 95, 235, 10, 165, 290, 70];
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -52,7 +52,7 @@ const element = (name, text, options = {}) => {
   return made;
 };
 
-// A table. Columns: { name, text?: left-aligned, cell(row), bar?(row) from 0 to 1, className?(row) }.
+// Creates a table. Columns: { name, text?: left-aligned, cell(row), bar?(row) from 0 to 1, className?(row) }.
 const table = (caption, columns, rows) => {
   const made = element("table");
   made.append(element("caption", caption));
@@ -85,13 +85,13 @@ const table = (caption, columns, rows) => {
 
 const show = (id, content) => byId(id).replaceChildren(content);
 
-// Says something in a live region; what was said is not said again.
+// Announces a text in a live region unless it was just announced.
 const say = (id, text) => {
   const place = byId(id);
   if (place.textContent !== text) place.textContent = text;
 };
 
-// What does not fit its place can be scrolled by keys, and has a name.
+// Makes overflowing regions focusable and names them, so that keys can scroll them.
 const nameScrollers = () => {
   for (const place of document.querySelectorAll(".scroll")) {
     const overflows = place.scrollHeight > place.clientHeight || place.scrollWidth > place.clientWidth;

@@ -1,6 +1,6 @@
-// Keys, buttons and the pointer. All charts share one time and one selected instant.
+// Keys, buttons and the pointer. All charts share one time range and one selected instant.
 
-// One column of pixels, but at least from bin to bin, so that a step never stands still.
+// Steps one column of pixels, but at least one bin, so that a step always moves.
 const step = (way, times) => {
   const { starts } = levels[0];
   const pixel = (view.to - view.from) / Math.max(1, memoryChart.plotWidth);
@@ -67,7 +67,7 @@ const listenTo = (self) => {
   canvas.addEventListener("pointermove", (event) => {
     if (began === null || Math.abs(event.offsetX - began) < 4) return;
     changed();
-    // Drawn after the charts, over this one.
+    // Drawn after the charts, on top of this one.
     requestAnimationFrame(() => {
       if (began === null) return;
       self.context.fillStyle = "rgb(128 128 128 / 0.3)";

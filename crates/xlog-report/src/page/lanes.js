@@ -1,4 +1,4 @@
-// Streams as lanes: how busy they were, waits, and blocks that went from one to another.
+// Streams as lanes: their activity, waits, and handovers of blocks between them.
 
 const laneChart = chart("lane-chart", 130, 26);
 const lanes = {
@@ -6,7 +6,7 @@ const lanes = {
   calls: arrays(data.lanes.calls), handovers: arrays(data.lanes.handovers), waits: arrays(data.lanes.waits),
   times: arrays(data.lanes.arrow_times), from: arrays(data.lanes.arrow_from), to: arrays(data.lanes.arrow_to),
 };
-// Arrows drawn at a time: more of them are only a blot.
+// The maximum number of arrows drawn at a time.
 const mostArrows = 300;
 const laneCount = lanes.names.length;
 const busiest = lanes.calls.reduce((most, calls) => Math.max(most, calls), 1);

@@ -1,4 +1,4 @@
-// Puts the page together: the first picture at once, the rest when the browser has time.
+// Assembles the page: the first chart at once, the rest when the browser is idle.
 
 const makeHead = () => {
   byId("title").textContent = `Device memory: ${data.log}`;

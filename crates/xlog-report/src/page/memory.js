@@ -1,8 +1,8 @@
-// Memory over time: tags stacked, the budget, failures, and the other log as a line.
+// Memory over time: stacked tags, the budget, failures, and the compared log as a line.
 
 const memoryChart = chart("memory-chart", 84, 26);
 
-// For every column of pixels the bin that is highest in it.
+// Returns the highest bin of every column of pixels.
 const visibleBins = (columns) => {
   const level = levelFor(view.from, view.to, columns);
   const step = (view.to - view.from) / columns;
@@ -37,7 +37,7 @@ const drawMemory = () => {
   const { level, bins } = visibleBins(columns);
   let top = 1;
   for (const bin of bins) top = Math.max(top, shownTotal(level, bin));
-  // Reserved memory and the budget are shown where they are near enough not to press everything flat.
+  // Reserved memory and the budget are shown unless they would flatten the chart.
   const held = showsReserved() ? visibleReserved(columns) : null;
   const mostHeld = held ? held.reduce((most, bytes) => Math.max(most, bytes), 0) : 0;
   if (mostHeld < 4 * top) top = Math.max(top, mostHeld);
@@ -144,7 +144,7 @@ const drawFailures = (self) => {
   }
 };
 
-// The tags at the selected instant, the largest first.
+// Returns the tags at the selected instant, the largest first.
 const heldAt = (bin) => {
   const rows = [];
   for (let tag = 0; tag < series; tag++) rows.push({ tag, name: tagName(data.tags[tag]), bytes: levels[0].stacks[bin * series + tag] });
@@ -180,7 +180,7 @@ const drawInstant = () => {
   );
 };
 
-// The visible time in a few steps, as numbers; made when it is looked at.
+// Shows the visible time in a few steps, as numbers, when the table is opened.
 const drawMemoryTable = () => {
   if (!byId("memory-table").open) return;
   const { level, bins } = visibleBins(24);

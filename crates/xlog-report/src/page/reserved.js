@@ -1,10 +1,10 @@
-// Reserved memory: the segments that allocators held of the device, in use or not. Logs without segments show nothing of it.
+// Reserved memory: the segments that allocators held, in use or not. Hidden for logs without segments.
 
-// Its place among the tags that can be hidden: after all of them.
+// Its index among the tags that can be hidden, after all of them.
 const reservedTag = series;
 const showsReserved = () => data.reserved !== null && !view.hidden.has(reservedTag);
 
-// The most reserved bytes of each column of pixels.
+// Returns the maximum reserved bytes of each column of pixels.
 const visibleReserved = (columns) => {
   const level = levelFor(view.from, view.to, columns);
   const step = (view.to - view.from) / columns;
@@ -30,7 +30,7 @@ const reservedPath = (self, held, y) => {
   });
 };
 
-// Behind the tags: what is reserved and not in use shines through above them.
+// Drawn behind the tags: reserved but unused memory is visible above them.
 const drawReservedArea = (self, held, y) => {
   const { context } = self;
   reservedPath(self, held, y);
@@ -55,7 +55,7 @@ const drawReservedLine = (self, held, y, isAbove) => {
 
 const reservedAt = (time) => levels[0].reserved[lastAt(levels[0].starts, time)];
 
-// The address map: a frame around each segment from its taking to its return; what no block covers is free.
+// Frames each segment in the address map from its reservation to its return; the uncovered area is free.
 const drawSegments = (self) => {
   if (!showsReserved()) return;
   const { context } = self;
@@ -73,7 +73,7 @@ const drawSegments = (self) => {
   }
 };
 
-// The segment at a time and a place, in words.
+// Describes the segment at a time and an offset.
 const describeSegment = (time, place) => {
   const found = showsReserved() && data.reserved.ranges.find(([, , , bytes, start, from, to]) =>
     place >= start && place < start + bytes && time >= from && time <= (to ?? data.span));

@@ -1,4 +1,4 @@
-// Everything that is a table and does not change.
+// The static tables.
 
 const more = (shown, all, what) => (all > shown ? `; the first ${formatCount(shown)} of ${formatCount(all)} ${what}` : "");
 

@@ -1,8 +1,8 @@
-// Which time all charts show and which instant is selected. Charts are drawn when the browser is ready, once for many changes.
+// The visible time range and the selected instant, shared by all charts. Redraws are batched per frame.
 
 const view = { from: 0, to: Math.max(data.span, 1), selected: data.peak.time, hidden: new Set(), block: null, low: 0, high: 1, listeners: [] };
 
-// Zooming in further than this shows nothing more.
+// The minimum time range; zooming in further shows nothing more.
 const leastSpan = Math.min(Math.max(data.span, 1), 100);
 
 let drawing = false;
@@ -24,7 +24,7 @@ const setRange = (from, to) => {
   changed();
 };
 
-// Keeps the place of an instant: what was under the pointer or the cursor stays there.
+// Zooms around an instant, which keeps its position on the screen.
 const zoom = (factor, around = view.selected) => {
   const centre = Math.min(Math.max(around, view.from), view.to);
   setRange(centre - (centre - view.from) * factor, centre + (view.to - centre) * factor);
@@ -43,10 +43,10 @@ const select = (time) => {
   else changed();
 };
 
-// The bin of the finest level at the selected instant.
+// Returns the bin of the finest level at the selected instant.
 const selectedBin = () => lastAt(levels[0].starts, view.selected);
 
-// A canvas with the size of its place on the screen, and what all charts draw the same way.
+// Creates a canvas sized to its element, with the drawing that all charts share.
 const chart = (id, left, bottom) => {
   const canvas = byId(id);
   const context = canvas.getContext("2d");
@@ -108,7 +108,7 @@ const chart = (id, left, bottom) => {
   return self;
 };
 
-// A time on an axis, with as many digits as tell two marks apart.
+// Formats a time on an axis, with enough digits to distinguish two marks.
 const axisTime = (time, step) => {
   const [unit, name] = data.span >= 1e9 || step >= 1e8 ? [1e9, "s"] : data.span >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
   const digits = Math.min(9, Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9)));

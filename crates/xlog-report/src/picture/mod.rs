@@ -1,4 +1,4 @@
-//! Memory over time by tag as a picture of fixed size: what is in it, in shapes that SVG and PNG both draw.
+//! Memory over time by tag as a picture of fixed size, made of shapes that SVG and PNG both draw.
 
 mod png;
 mod svg;
@@ -15,7 +15,7 @@ const RIGHT: usize = 24;
 const TOP: usize = 48;
 const PLOT_HEIGHT: usize = 260;
 const PLOT_WIDTH: usize = WIDTH - LEFT - RIGHT;
-/// The names in the legend, their maximum length, and the columns.
+/// The maximum number of names in the legend, and its columns.
 const LEGEND: usize = 15;
 const LEGEND_COLUMNS: usize = 4;
 const LEGEND_NAME: usize = 24;
@@ -45,7 +45,7 @@ const TAGS: [Colour; LEGEND] = [
 
 type Colour = [u8; 3];
 
-/// Where a text begins, is centred, or ends.
+/// Where a text is anchored.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Anchor {
     Start,
@@ -53,7 +53,7 @@ enum Anchor {
     End,
 }
 
-/// The shapes of a picture, one over the other.
+/// The shapes of a picture, in drawing order.
 #[derive(Debug)]
 enum Shape {
     Box {
@@ -63,7 +63,7 @@ enum Shape {
         height: f64,
         colour: Colour,
     },
-    /// Columns of one pixel from `x` on, each from its top to its bottom.
+    /// Columns one pixel wide from `x` on, each from its top to its bottom.
     Columns {
         x: usize,
         spans: Vec<(f64, f64)>,
@@ -78,14 +78,14 @@ enum Shape {
     },
 }
 
-/// All shapes, and what the picture is of.
+/// The shapes and the title of a picture.
 #[derive(Debug)]
 pub struct Picture {
     title: String,
     shapes: Vec<Shape>,
 }
 
-/// The picture of a log.
+/// Draws the picture of a log.
 pub fn draw(analysis: &Analysis, budget: Option<u64>) -> Picture {
     let total = &analysis.summary.total;
     let title = format!(

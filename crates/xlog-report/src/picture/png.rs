@@ -1,11 +1,11 @@
-//! The picture as PNG, at twice the size: edges of columns are smoothed, text is of an eight by eight font.
+//! The picture as PNG at twice the size: anti-aliased columns and an 8x8 font.
 use font8x8::{BASIC_FONTS, LATIN_FONTS, UnicodeFonts};
 
 use super::{Anchor, Colour, HEIGHT, PAPER, Picture, Shape, WIDTH};
 
-/// Pixels to a unit of the picture.
+/// Pixels per unit of the picture.
 const SCALE: usize = 2;
-/// Units that a character is wide.
+/// Width of a character in units.
 const ADVANCE: f64 = 8.0;
 const GLYPH: usize = 8;
 
@@ -14,7 +14,7 @@ struct Canvas {
     pixels: Vec<u8>,
 }
 
-/// The picture as a file.
+/// Encodes the picture as a file.
 pub fn write(picture: &Picture) -> Result<Vec<u8>, String> {
     let (width, height) = (WIDTH * SCALE, HEIGHT * SCALE);
     let mut canvas = Canvas { width, pixels: PAPER.repeat(width * height) };
@@ -54,13 +54,13 @@ pub fn write(picture: &Picture) -> Result<Vec<u8>, String> {
     Ok(file)
 }
 
-/// A text as the format can hold it.
+/// Replaces the characters that the format cannot hold.
 fn latin(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || u32::from(c) > 255 { '?' } else { c }).collect()
 }
 
 impl Canvas {
-    /// A column of pixels from `top` to `bottom`; those covered in part are mixed.
+    /// Draws a column of pixels from `top` to `bottom`; partly covered pixels are blended.
     fn column(&mut self, x: usize, top: f64, bottom: f64, colour: Colour) {
         if x >= self.width || bottom <= top {
             return;
@@ -86,7 +86,7 @@ impl Canvas {
             Anchor::Middle => width / 2.0,
             Anchor::End => width,
         };
-        // A text that does not fit begins at the edge, so that its beginning can be read.
+        // A text that is too wide starts at the edge, so that its beginning is readable.
         let left = ((x - shift).max(0.0) * SCALE as f64) as usize;
         let top = ((y - GLYPH as f64).max(0.0) * SCALE as f64) as usize;
         for (at, c) in text.chars().enumerate() {

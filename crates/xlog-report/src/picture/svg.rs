@@ -1,10 +1,10 @@
-//! The picture as SVG: no script, no reference to anything outside.
+//! The picture as SVG, without scripts or external references.
 use std::fmt::Write;
 
 use super::{Anchor, Colour, HEIGHT, Picture, Shape, WIDTH};
 use crate::html::escape;
 
-/// The picture as a file.
+/// Encodes the picture as a file.
 pub fn write(picture: &Picture) -> Vec<u8> {
     let mut out = String::new();
     let title = escape(&picture.title);
@@ -41,7 +41,7 @@ pub fn write(picture: &Picture) -> Vec<u8> {
     out.into_bytes()
 }
 
-/// Along the tops and back along the bottoms; equal neighbours are one line.
+/// Returns the path along the tops and back along the bottoms; equal neighbours become one line.
 fn outline(x: usize, spans: &[(f64, f64)]) -> String {
     let mut path = String::new();
     let mut edge = |values: &mut dyn Iterator<Item = (usize, f64)>, width: usize| {

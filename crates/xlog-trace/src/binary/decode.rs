@@ -1,4 +1,4 @@
-//! Reading the binary layout as a stream of records, in the memory of one chunk.
+//! Reads the binary layout as a stream of records. Memory is bounded by one chunk and the table of names.
 
 use std::io::Read;
 
@@ -15,26 +15,26 @@ use super::layout::{
     KIND_STACKS, KIND_TALLY, NAME_STREAM, NAME_TEXT, RECORD_BYTES, VERSION, decode_record,
 };
 
-/// Reads a binary log from any byte stream; it does its own buffering.
+/// Reads a binary log from any byte stream, with its own buffer.
 #[derive(Debug)]
 pub(crate) struct BinaryReader<R> {
     frames: Frames<R>,
     run: Option<(Frame, usize)>,
     log: LogState,
-    /// From the file's numbers to those of the names; a new header starts it afresh.
+    /// Maps the file's name numbers to those of the names table; a new header clears it.
     numbers: Vec<u32>,
-    /// From the file's numbers of stacks to those of the names.
+    /// Maps the file's stack numbers to those of the names table.
     stacks: Vec<u32>,
-    /// The offset of a later log's times in the same file from the first one's epoch.
+    /// For a later log in the same file: the offset of its epoch from the first log's epoch.
     shift: i64,
     strictness: Strictness,
-    /// The place where the file is cut off, until it is reported.
+    /// The truncation found, until a strict reader reports it.
     cut: Option<BadInput>,
     done: bool,
 }
 
 impl<R: Read> BinaryReader<R> {
-    /// A reader at the start of a log. Reads the header, so that it is known before the records.
+    /// Creates a reader and reads the header, so that it is known before the first record.
     pub(crate) fn new(inner: R, strictness: Strictness) -> Result<Self, TraceError> {
         let mut reader = Self {
             frames: Frames::new(inner),
@@ -69,7 +69,7 @@ impl<R: Read> BinaryReader<R> {
             record.error_kind = if kind == 0 { lost } else { self.number(kind) };
             record.error_message = if message == 0 { lost } else { self.number(message) };
         }
-        // Absent in files without call sites.
+        // Files without call sites lack these fields.
         if let Some((site, stack)) = fields.u32().zip(fields.u32()) {
             record.site = self.number(site);
             record.stack = self.stack_number(stack);
@@ -97,7 +97,7 @@ impl<R: Read> BinaryReader<R> {
         }
     }
 
-    /// Takes the next chunk in.
+    /// Reads the next chunk.
     fn step(&mut self) -> Result<(), TraceError> {
         let offset = self.frames.offset();
         let found = self.frames.next();
@@ -118,7 +118,7 @@ impl<R: Read> BinaryReader<R> {
                 }
                 if self.strictness == Strictness::Strict {
                     self.cut = Some(bad);
-                    // The records in front of the cut come first, as from a lenient reader.
+                    // The records before the truncation come first, as with a lenient reader.
                     if self.run.is_none() {
                         self.report_cut()?;
                     }
@@ -149,7 +149,7 @@ impl<R: Read> BinaryReader<R> {
                 run_size(&frame)
                     .is_some_and(|size| (frame.payload_bytes as usize).is_multiple_of(size))
             }
-            // A kind of a later version: none of this reader's business, and no damage.
+            // A later version may add kinds of chunks: older readers skip them, and they are not damage.
             _ => true,
         };
         if sound {
@@ -184,7 +184,7 @@ impl<R: Read> BinaryReader<R> {
             epoch_unix_nanos: epoch,
             device_name: String::from_utf8_lossy(name).into_owned(),
         };
-        // Of several logs put together, the first one's clock is the clock of all.
+        // When several logs are concatenated, all times count from the epoch of the first.
         if self.log.report.records == 0 {
             self.log.header = header;
         } else {
@@ -251,7 +251,7 @@ impl<R: Read> BinaryReader<R> {
         true
     }
 
-    /// Fails once, at the cut that a strict reader has come to. The cut is no bad place: `truncated` says it.
+    /// Fails once, when a strict reader reaches the truncation. It is not counted in `skipped`: `truncated` reports it.
     fn report_cut(&mut self) -> Result<(), TraceError> {
         let Some(mut bad) = self.cut.take() else { return Ok(()) };
         bad.good_records = self.log.report.records;
@@ -287,7 +287,7 @@ impl<R: Read> Source for BinaryReader<R> {
     }
 }
 
-/// The size of one record in a run, if it can hold what this version reads.
+/// Returns the size of one record in a run, if it is large enough for this version's fields.
 fn run_size(frame: &Frame) -> Option<usize> {
     let least = if frame.kind == KIND_FAILURES { FAILURE_BYTES } else { RECORD_BYTES };
     let size = usize::from(frame.record_bytes);

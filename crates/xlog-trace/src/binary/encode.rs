@@ -1,4 +1,4 @@
-//! Writing the binary layout: names before their first use, then runs of records as chunks.
+//! Writes the binary layout: names before their first use, then runs of records as chunks.
 
 use crate::encoder::Encoder;
 use crate::header::Header;
@@ -12,7 +12,7 @@ use super::layout::{
     encode_record,
 };
 
-/// A run of records is sealed at this size, whatever follows.
+/// A run of records is sealed at this size.
 const RUN_BYTES: usize = 64 << 10;
 
 /// The fields that the records of one chunk share.
@@ -24,30 +24,29 @@ struct ChunkKey {
 }
 
 impl ChunkKey {
-    /// The key of a chunk that belongs to the whole file.
+    /// Returns the key of a chunk that belongs to the whole file.
     const fn of_file(kind: u16) -> Self {
         Self { kind, process: 0, device: 0 }
     }
 }
 
-/// Encodes records in the binary layout.
 #[derive(Debug, Default)]
 pub(crate) struct BinaryEncoder {
-    /// Entries of names that the run in progress needs; they go in front of it.
+    /// Names that the current run needs; their chunk precedes it.
     names: Vec<u8>,
     name_count: u32,
-    /// Stacks that the run in progress needs; they go between the names and it.
+    /// Stacks that the current run needs; their chunk follows the names and precedes the run.
     stacks: Vec<u8>,
     stack_count: u32,
     run: Vec<u8>,
     run_count: u32,
     run_key: ChunkKey,
-    /// Whether records have their call site and stack behind them: from the first one with either on, to the end of the file.
+    /// Whether records carry call site and stack: from the first record with either, until the end of the file.
     has_origins: bool,
-    /// One bit for each name number already in this file.
+    /// One bit for each name number written to this file.
     defined: Vec<u64>,
     streams: Vec<u32>,
-    /// One bit for each stack number already in this file.
+    /// One bit for each stack number written to this file.
     defined_stacks: Vec<u64>,
 }
 
@@ -106,7 +105,7 @@ impl BinaryEncoder {
         self.stack_count += 1;
     }
 
-    /// Whether the chunk in progress has as much as a chunk should.
+    /// Returns whether the current chunk has reached the size at which it is sealed.
     fn is_full(&self) -> bool {
         [&self.run, &self.names, &self.stacks].iter().any(|part| part.len() >= RUN_BYTES)
     }

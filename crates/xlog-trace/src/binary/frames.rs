@@ -1,7 +1,6 @@
-//! Finding the next sound chunk in a byte stream, past anything that is not one.
+//! Finds the next valid chunk in a byte stream and skips anything else.
 //!
-//! Memory is bounded by one chunk. Work is bounded too: a file of nested frames with false
-//! checksums is not read more than a few times over.
+//! Memory is bounded by one chunk. A file of nested frames with false checksums cannot cause unbounded rereading.
 
 use std::io::Read;
 
@@ -10,23 +9,22 @@ use crate::error::{BadInput, InputPosition, TraceError, excerpt};
 use super::layout::{FRAME_BYTES, Frame, KIND_FAILURES, KIND_RECORDS, SYNC};
 
 const READ_BYTES: usize = 64 << 10;
-/// Payload bytes with false checksums that are searched for frames before whole payloads are skipped.
+/// Payload bytes with false checksums that are searched for frames; beyond them, whole payloads are skipped.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
-/// A chunk, or what is in its place.
+/// What the reader found at its position.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// A sound chunk; the payload is in [`Frames::payload`].
+    /// A valid chunk; its payload is in [`Frames::payload`].
     Chunk(Frame),
-    /// The file ends inside a chunk; its payload as far as it goes is in [`Frames::payload`].
+    /// A chunk truncated by the end of the file; the available part of its payload is in [`Frames::payload`].
     Cut(Frame, BadInput),
-    /// Bytes that are no chunk were passed over.
+    /// Bytes that are not a chunk were skipped.
     Damage(BadInput),
     /// The file ends.
     End,
 }
 
-/// A stream of chunks.
 #[derive(Debug)]
 pub(super) struct Frames<R> {
     inner: R,
@@ -58,7 +56,7 @@ impl<R: Read> Frames<R> {
         self.base + self.at as u64
     }
 
-    /// Bytes passed over so far.
+    /// Returns the number of bytes skipped so far.
     pub(super) fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -67,7 +65,7 @@ impl<R: Read> Frames<R> {
         self.buffer.get(self.payload.0..self.payload.1).unwrap_or(&[])
     }
 
-    /// Steps to the next chunk.
+    /// Advances to the next chunk.
     pub(super) fn next(&mut self) -> Result<Found, TraceError> {
         self.fill(FRAME_BYTES)?;
         let rest = self.rest();
@@ -107,8 +105,8 @@ impl<R: Read> Frames<R> {
         Ok(Found::Damage(bad))
     }
 
-    /// The end of the file is nearer than the frame says: cut off there, or bytes are missing
-    /// before a chunk that follows.
+    /// Handles a frame that extends past the end of the file. Either the file is truncated here, or bytes are missing
+    /// before a later chunk.
     fn cut(&mut self, frame: Frame, place: u64) -> Result<Found, TraceError> {
         let bad = BadInput {
             position: InputPosition::Byte(place),
@@ -138,7 +136,7 @@ impl<R: Read> Frames<R> {
         Ok(Found::Cut(frame, bad))
     }
 
-    /// Passes over at least `least` bytes, then on to the next sound frame or the end.
+    /// Skips at least `least` bytes, then on to the next valid frame or the end.
     fn resync(&mut self, least: usize) -> Result<(), TraceError> {
         self.skip(least);
         loop {
@@ -153,7 +151,7 @@ impl<R: Read> Frames<R> {
                 Some(0) if Frame::parse(rest).is_some() => return Ok(()),
                 Some(0) => self.skip(1),
                 Some(at) => self.skip(at),
-                // A mark may begin in the last bytes; they stay for the next round.
+                // A sync mark may begin in the last bytes, so they are kept for the next iteration.
                 None => {
                     let len = rest.len();
                     self.skip(len - (SYNC.len() - 1).min(len));
@@ -181,7 +179,7 @@ impl<R: Read> Frames<R> {
         self.skipped += bytes as u64;
     }
 
-    /// Makes `want` bytes available from here on, or all there are.
+    /// Makes `want` bytes available from the current position, or all that remain.
     fn fill(&mut self, want: usize) -> Result<(), TraceError> {
         if self.ended || self.buffer.len() - self.at >= want {
             return Ok(());

@@ -4,13 +4,13 @@ use crate::record::{
     HAS_BYTES, HAS_GENERATION, HAS_GRANTED, HAS_PTR, HAS_QUERY, HAS_STREAM, Record,
 };
 
-/// Version of the layout. Readers refuse a higher one; within a version, records may grow at
-/// their end and kinds of chunks may be added, which older readers skip.
+/// Version of the layout; readers refuse a higher one. Within a version, records may grow at their end and kinds of
+/// chunks may be added; older readers skip both.
 pub const VERSION: u16 = 1;
-/// Most bytes that one chunk carries.
+/// The maximum payload of one chunk in bytes.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
 
-/// First bytes of every chunk. Not text, so that no tag or path can imitate it by accident.
+/// First bytes of every chunk. They are not text, so no tag or path contains them by accident.
 pub(crate) const SYNC: [u8; 8] = *b"\x89XTRACE\n";
 /// Byte order mark in the header chunk.
 pub(super) const BYTE_ORDER: u16 = 0x1a2b;
@@ -22,7 +22,7 @@ pub(super) const KIND_FAILURES: u16 = 4;
 pub(super) const KIND_TALLY: u16 = 5;
 pub(super) const KIND_STACKS: u16 = 6;
 
-/// In a names chunk: a string of the table.
+/// In a names chunk: a string.
 pub(super) const NAME_TEXT: u8 = 0;
 /// In a names chunk: the name of a stream.
 pub(super) const NAME_STREAM: u8 = 1;
@@ -30,10 +30,10 @@ pub(super) const NAME_STREAM: u8 = 1;
 pub(super) const FRAME_BYTES: usize = 36;
 pub(super) const RECORD_BYTES: usize = 80;
 pub(super) const FAILURE_BYTES: usize = 88;
-/// Bytes behind a record of either kind for its call site and stack, in files that have any.
+/// Bytes after a record for its call site and stack, in files that have them.
 pub(super) const ORIGIN_BYTES: usize = 8;
 
-/// The frame in front of a chunk's payload.
+/// The frame before the payload of a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) kind: u16,
@@ -58,7 +58,7 @@ impl Frame {
         out.extend_from_slice(&crc.to_le_bytes());
     }
 
-    /// The frame at the start of `bytes`; none unless its mark, its checksum and its length hold.
+    /// Parses the frame at the start of `bytes`; `None` unless sync mark, checksum and length are valid.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; FRAME_BYTES] = bytes.first_chunk()?;
         if !bytes.starts_with(&SYNC) {
@@ -79,7 +79,7 @@ impl Frame {
     }
 }
 
-/// Takes little-endian numbers off the front of a slice.
+/// Reads little-endian numbers from the front of a slice.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -136,7 +136,7 @@ pub(super) fn encode_record(record: &Record, out: &mut Vec<u8>) {
     out.extend_from_slice(&bytes);
 }
 
-/// The fixed part of a record, its absent fields zeroed and its tag still the file's number.
+/// Decodes the fixed part of a record. Absent fields are zero, and the tag is still the file's number.
 pub(super) fn decode_record(fields: &mut Fields<'_>, frame: &Frame) -> Option<Record> {
     let mut record = Record {
         order: fields.u64()?,

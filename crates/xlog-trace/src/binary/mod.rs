@@ -1,7 +1,7 @@
-//! The binary layout: a file is a row of chunks, each with its length, kind and checksums.
+//! The binary layout: a file is a sequence of chunks, each with its length, kind and checksums.
 //!
-//! A file cut anywhere reads back to its last complete record; damage in the middle costs the
-//! chunks it touches. All numbers are little endian. The layout is in `docs/logging-format.md`.
+//! A truncated file is readable up to its last complete record; damage in the middle costs only the chunks it
+//! touches. All numbers are little-endian. `docs/logging-format.md` specifies the layout.
 
 mod decode;
 mod encode;

@@ -1,4 +1,4 @@
-//! The columns of our CSV: their names, their order when written, and what a header line must have.
+//! The columns of this crate's CSV: names, order, and the columns that a header line must have.
 
 use super::fields::Fields;
 
@@ -15,7 +15,7 @@ macro_rules! columns {
         pub const COLUMNS: &[Column] = &[$(Column::$variant,)*];
 
         impl Column {
-            /// The name in the header line.
+            /// Returns the name in the header line.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
@@ -32,25 +32,25 @@ columns! {
     Time => "time",
     /// The operation.
     Action => "action",
-    /// Address, `0x` and hex digits; empty when there is none.
+    /// Address, `0x` and hex digits; empty if there is none.
     Pointer => "pointer",
-    /// Bytes asked for.
+    /// The requested bytes.
     Bytes => "bytes",
     /// Stream number, decimal.
     Stream => "stream",
     /// Device ordinal.
     Device => "device",
-    /// Label; empty when there is none, `""` when it is empty.
+    /// Tag; empty if there is none, `""` if it is empty.
     Tag => "tag",
     /// Query number.
     QueryId => "query_id",
-    /// Bytes granted.
+    /// The granted bytes.
     Granted => "granted",
-    /// Alignment asked for, a power of two.
+    /// The requested alignment, a power of two.
     Alignment => "alignment",
     /// Generation of the block.
     Generation => "generation",
-    /// Place in the history.
+    /// Position in the history.
     Order => "order",
     /// Duration of the call.
     LatencyNanos => "latency_nanos",
@@ -60,20 +60,20 @@ columns! {
     Access => "access",
     /// The calling process.
     Process => "process",
-    /// Kind of the error; empty when the call succeeded.
+    /// Kind of the error; empty if the call succeeded.
     ErrorKind => "error_kind",
     /// Text of the error.
     ErrorMessage => "error_message",
     /// Another tool's name for the stream.
     StreamName => "stream_name",
-    /// Source file and line of the call.
+    /// Source location of the call.
     Site => "site",
     /// The sampled stack of the call, its frames joined by `;`, the innermost first.
     Stack => "stack",
 }
 
 impl Column {
-    /// The column of a header field; upper and lower case are one, `size` is RMM's word for bytes.
+    /// Returns the column that a header field names. Case is ignored, and RMM's `size` means `bytes`.
     pub fn from_name(name: &str) -> Option<Self> {
         let name = name.trim();
         if name.eq_ignore_ascii_case("size") {
@@ -83,7 +83,7 @@ impl Column {
     }
 }
 
-/// The columns of a header line, `None` for those that are not ours.
+/// Parses a header line; `None` stands for an unknown column.
 pub(super) fn parse_header(line: &[u8]) -> Vec<Option<Column>> {
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
     let mut fields = Fields::default();
@@ -91,18 +91,18 @@ pub(super) fn parse_header(line: &[u8]) -> Vec<Option<Column>> {
     let mut columns = Vec::new();
     for index in 0..fields.len() {
         let column = Column::from_name(&fields.text(line, index));
-        // The first of two columns with one name counts.
+        // Of two columns with one name, only the first counts.
         columns.push(column.filter(|column| !columns.contains(&Some(*column))));
     }
     columns
 }
 
-/// Whether a line has the columns that no log can do without.
+/// Returns whether a line has the columns that every log needs.
 pub(crate) fn looks_like_header(line: &[u8]) -> bool {
     is_header(&parse_header(line))
 }
 
-/// Whether the columns that no log can do without are among these.
+/// Returns whether the columns include those that every log needs.
 pub(super) fn is_header(columns: &[Option<Column>]) -> bool {
     columns.contains(&Some(Column::Action)) && columns.contains(&Some(Column::Pointer))
 }

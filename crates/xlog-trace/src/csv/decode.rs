@@ -1,4 +1,4 @@
-//! Reading CSV by the names in its header line.
+//! Reads CSV by the column names in its header line.
 
 use crate::action::{Action, ServedBy, UseAccess};
 use crate::error::excerpt;
@@ -9,14 +9,13 @@ use crate::text_reader::{Columns, TextReader, Wrong};
 use super::columns::{Column, is_header, parse_header};
 use super::fields::{Fields, decimal, hex};
 
-/// Reads our CSV.
 pub(crate) type CsvReader<R> = TextReader<R, CsvColumns>;
 
-/// The columns of a log, as its header line names them.
+/// The columns of a log, from its header line.
 #[derive(Debug)]
 pub(crate) struct CsvColumns {
     columns: Vec<Option<Column>>,
-    /// Where the action is among the columns.
+    /// Index of the action's column.
     action: usize,
     fields: Fields,
 }
@@ -42,7 +41,7 @@ impl Columns for CsvColumns {
         names: &mut Names,
     ) -> Result<Option<Record>, Wrong> {
         let is_split = self.fields.split(line);
-        // A log that was begun anew in its file, or put behind another, has its header line again.
+        // A file that was begun anew, or concatenated logs, have further header lines.
         if self.fields.raw(line, self.action).eq_ignore_ascii_case(Column::Action.name().as_bytes())
             || self.fields.len() != self.columns.len()
         {

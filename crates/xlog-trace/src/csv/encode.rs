@@ -1,4 +1,4 @@
-//! Writing our CSV.
+//! Writes this crate's CSV.
 
 use crate::encoder::Encoder;
 use crate::header::Header;
@@ -9,13 +9,12 @@ use crate::stacks::StackId;
 use super::columns::COLUMNS;
 use super::fields::{put_decimal, put_hex, put_text};
 
-/// Encodes records as CSV lines.
 #[derive(Debug, Default)]
 pub(crate) struct CsvEncoder {
     epoch: u64,
 }
 
-/// Appends the name of a value, or what stands for a number without one.
+/// Appends the name of a value, or the value itself if it has no name.
 fn put_word(name: Option<&str>, value: impl std::fmt::Display, out: &mut Vec<u8>) {
     match name {
         Some(name) => out.extend_from_slice(name.as_bytes()),
@@ -36,7 +35,7 @@ fn put_optional_text(text: Option<&str>, out: &mut Vec<u8>) {
     }
 }
 
-/// The frames of a stack in one text.
+/// Joins the frames of a stack into one text.
 fn stack_text(names: &Names, stack: Option<StackId>) -> String {
     let frames: Vec<String> =
         names.stack_texts(stack).map(|frame| frame.replace(';', ",").replace('\n', " ")).collect();

@@ -1,14 +1,14 @@
-//! Fields of a CSV line: splitting, quoting, and numbers without the formatting machinery.
+//! Fields of a CSV line: splitting, quoting, and numbers without `core::fmt`.
 
 use std::borrow::Cow;
 
 use crate::lines::MAX_LINES_IN_RECORD;
 
-/// Line breaks kept in one quoted text; further ones become spaces, so that a record never spans
-/// more lines than a reader looks ahead.
+/// Line breaks kept in one quoted text; further ones become spaces, so a record never spans more lines than a reader
+/// looks ahead.
 const MAX_BREAKS: usize = MAX_LINES_IN_RECORD / 3 - 2;
 
-/// The places of a line's fields. Kept between lines, so that splitting allocates nothing.
+/// The positions of a line's fields. It is reused between lines, so splitting allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Fields {
     /// Start, end (quotes excluded) and whether the field was quoted.
@@ -16,7 +16,7 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    /// Splits a line. False when a quoted field is followed by something other than a comma.
+    /// Splits a line. Returns false if a quoted field is followed by anything but a comma.
     pub(crate) fn split(&mut self, line: &[u8]) -> bool {
         self.places.clear();
         let mut at = 0;
@@ -52,17 +52,17 @@ impl Fields {
         self.places.len()
     }
 
-    /// The bytes of a field as they stand, without the quotes around it.
+    /// Returns the bytes of a field, without the surrounding quotes.
     pub(crate) fn raw<'a>(&self, line: &'a [u8], index: usize) -> &'a [u8] {
         self.places.get(index).and_then(|&(start, end, _)| line.get(start..end)).unwrap_or(&[])
     }
 
-    /// Whether a field is there at all: an empty one counts only with quotes.
+    /// Returns whether a field is present; an empty one must be quoted.
     pub(crate) fn is_present(&self, index: usize) -> bool {
         self.places.get(index).is_some_and(|&(start, end, quoted)| quoted || end > start)
     }
 
-    /// The text of a field.
+    /// Returns the text of a field, unquoted.
     pub(crate) fn text<'a>(&self, line: &'a [u8], index: usize) -> Cow<'a, str> {
         let text = String::from_utf8_lossy(self.raw(line, index));
         match self.places.get(index) {
@@ -72,7 +72,7 @@ impl Fields {
     }
 }
 
-/// A decimal number.
+/// Parses a decimal number.
 pub(crate) fn decimal(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() || bytes.len() > 20 {
         return None;
@@ -86,7 +86,7 @@ pub(crate) fn decimal(bytes: &[u8]) -> Option<u64> {
     })
 }
 
-/// A hexadecimal number after `0x`.
+/// Parses a hexadecimal number after `0x`.
 pub(crate) fn hex(bytes: &[u8]) -> Option<u64> {
     let digits = bytes.strip_prefix(b"0x").or_else(|| bytes.strip_prefix(b"0X"))?;
     if digits.is_empty() || digits.len() > 16 {
@@ -124,7 +124,7 @@ pub(crate) fn put_hex(value: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&digits[..count]);
 }
 
-/// Appends a text, quoted where it must be; an empty text is a pair of quotes.
+/// Appends a text, quoted if necessary; an empty text becomes a pair of quotes.
 pub(crate) fn put_text(text: &str, out: &mut Vec<u8>) {
     let plain = |byte: u8| !matches!(byte, b',' | b'"' | b'\n' | b'\r');
     if !text.is_empty() && text.bytes().all(plain) {

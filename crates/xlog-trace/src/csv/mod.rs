@@ -1,7 +1,7 @@
-//! CSV with a header line: the columns other tools expect first, then ours.
+//! CSV with a header line: first the columns that other tools expect, then this crate's.
 //!
-//! Written with all columns and minimal quoting; read by the names in the header line, in any
-//! order, with extra columns ignored and optional ones missing.
+//! The writer emits all columns with minimal quoting. The reader finds columns by name, in any order; it ignores
+//! unknown ones and accepts missing optional ones.
 
 mod columns;
 mod decode;

@@ -1,8 +1,8 @@
 //! Chrome's trace-event JSON, which Perfetto and `chrome://tracing` open.
 //!
-//! Every device of a process is a process of the trace, every stream a track in it. Calls are
-//! complete events on their stream's track, the lives of blocks are async events, live bytes are a
-//! counter, failures are instants. Memory grows with the live blocks and the tracks.
+//! Every device of a process is a process of the trace, and every stream a track in it. Calls are complete events on
+//! their stream's track, block lifetimes are async events, live bytes are a counter, failures are instants. Memory
+//! grows with the live blocks and the tracks.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -20,13 +20,13 @@ use crate::stacks::StackId;
 
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Counts of what was written.
+/// Counts of the written trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChromeCounts {
-    /// Events, those that name tracks included.
+    /// Events, including those that name tracks.
     pub events: u64,
-    /// Blocks whose life has no end in the log.
+    /// Blocks without a free in the log.
     pub open_blocks: u64,
 }
 
@@ -35,7 +35,7 @@ struct Track {
     pid: u64,
     live_bytes: u64,
     reserved: Reserved,
-    /// Streams that already have a name in the trace.
+    /// Streams already named in the trace.
     named: HashSet<u64>,
 }
 
@@ -58,7 +58,6 @@ struct TrackId {
     tid: u64,
 }
 
-/// An event of the trace.
 #[derive(Serialize)]
 struct Event<'a> {
     ph: &'static str,
@@ -68,7 +67,7 @@ struct Event<'a> {
     ts: Micros,
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<Micros>,
-    /// How far an instant reaches: process or thread.
+    /// Scope of an instant: process or thread.
     #[serde(skip_serializing_if = "Option::is_none")]
     s: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +84,7 @@ impl<'a> Event<'a> {
     }
 }
 
-/// Values for the whole trace.
+/// Metadata of the whole trace.
 #[derive(Serialize)]
 struct OtherData<'a> {
     epoch_unix_nanos: String,
@@ -128,12 +127,12 @@ enum Args<'a> {
     },
 }
 
-/// Call site and stack of an allocation, where the log has them.
+/// Call site and stack of an allocation, if the log has them.
 #[derive(Serialize)]
 struct Origin<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     site: Option<&'a str>,
-    /// A line for each frame, the innermost first.
+    /// One line per frame, the innermost first.
     #[serde(skip_serializing_if = "Option::is_none")]
     stack: Option<String>,
 }
@@ -150,7 +149,7 @@ impl<'a> Origin<'a> {
 struct Chrome {
     out: Vec<u8>,
     events: u64,
-    /// Time of the first record: times of day since 1970 are too large for a JSON number.
+    /// Time of the first record, subtracted from all: nanoseconds since 1970 are too large for a JSON number.
     base: Option<u64>,
     tracks: HashMap<(u32, u32), Track>,
 }
@@ -240,7 +239,7 @@ impl Chrome {
         }
     }
 
-    /// The trace's process and track of a record; names them on first sight.
+    /// Returns the trace's process and track of a record; names them when they are new.
     fn track(&mut self, record: &Record, names: &Names) -> Result<TrackId, TraceError> {
         let next = self.tracks.len() as u64 + 1;
         let device = self.tracks.entry((record.process, record.device)).or_default();
@@ -326,7 +325,7 @@ impl Chrome {
     }
 }
 
-/// The track of a stream; track 0 is of what has none.
+/// Returns the track of a stream; track 0 stands for no stream.
 fn track_of(stream: Option<u32>) -> u64 {
     stream.map_or(0, |stream| u64::from(stream) + 1)
 }

@@ -1,13 +1,13 @@
-//! The stretches of address space that a log touches, in granules, merged as they meet.
+//! The address ranges that a log touches, in granules, merged when they meet.
 
 use std::collections::BTreeMap;
 
-/// Granule of a stretch: what a driver maps at least.
+/// Granule of a range: the smallest unit that a driver maps.
 const GRANULE: u64 = 2 << 20;
-/// Most stretches kept apart; beyond it a new one is joined to its neighbour.
+/// The maximum number of separate ranges; further ones are merged with their neighbour.
 const MAX_EXTENTS: usize = 1 << 18;
 
-/// Disjoint stretches by their first address.
+/// Disjoint ranges by first address.
 #[derive(Debug, Default)]
 pub(super) struct Extents {
     by_start: BTreeMap<u64, u64>,

@@ -1,4 +1,4 @@
-//! A log in the form of other tools' viewers: written as a stream, never read back.
+//! Exports a log to the formats of other tools' viewers. They are written as a stream and never read back.
 
 mod chrome;
 mod extents;

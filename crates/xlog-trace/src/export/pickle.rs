@@ -1,7 +1,7 @@
-//! Python's pickle, protocol 4, as far as plain data needs it: numbers, texts, lists and dicts.
+//! Python's pickle, protocol 4, for plain data: numbers, texts, lists and dicts.
 //!
-//! Written as a stream: a list grows by one append an element, so nothing is held back. Texts that
-//! repeat are kept in the pickle's memo. The viewer's own small unpickler knows all these opcodes.
+//! It is written as a stream: every list element is appended with its own opcode, so nothing is buffered. The pickle's
+//! memo holds repeated texts. The viewer's own unpickler implements all opcodes used here.
 
 const PROTO: u8 = 0x80;
 const STOP: u8 = b'.';
@@ -21,11 +21,11 @@ const TUPLE2: u8 = 0x86;
 const LONG_BINPUT: u8 = b'r';
 const LONG_BINGET: u8 = b'j';
 
-/// A place in the pickle's memo.
+/// An index in the pickle's memo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memo(u32);
 
-/// A pickle in the making.
+/// A pickle being written.
 #[derive(Debug)]
 pub(super) struct Pickle {
     pub(super) out: Vec<u8>,
@@ -77,7 +77,7 @@ impl Pickle {
         self.out.extend_from_slice(text.as_bytes());
     }
 
-    /// A text of the program itself, written once and then referred to.
+    /// Writes a static text, the first time in full and later as a memo reference.
     pub(super) fn key(&mut self, key: &'static str) {
         match self.keys.iter().find(|(known, _)| *known == key) {
             Some(&(_, memo)) => self.recall(memo),
@@ -89,19 +89,19 @@ impl Pickle {
         }
     }
 
-    /// A key and its number.
+    /// Writes a key and its number.
     pub(super) fn number_at(&mut self, key: &'static str, value: u64) {
         self.key(key);
         self.number(value);
     }
 
-    /// A key and a text of the program itself.
+    /// Writes a key and a static text.
     pub(super) fn word_at(&mut self, key: &'static str, word: &'static str) {
         self.key(key);
         self.key(word);
     }
 
-    /// Keeps the value written last.
+    /// Stores the last written value in the memo.
     pub(super) fn memorize(&mut self) -> Memo {
         let memo = Memo(self.next_memo);
         self.next_memo += 1;
@@ -119,12 +119,12 @@ impl Pickle {
         self.out.push(EMPTY_LIST);
     }
 
-    /// Moves the value written last into the list before it.
+    /// Appends the last written value to the list before it.
     pub(super) fn append(&mut self) {
         self.out.push(APPEND);
     }
 
-    /// Begins a dict; keys and values follow in turn.
+    /// Begins a dict; keys and values follow alternately.
     pub(super) fn dict(&mut self) {
         self.out.extend_from_slice(&[EMPTY_DICT, MARK]);
     }
@@ -133,7 +133,7 @@ impl Pickle {
         self.out.push(SETITEMS);
     }
 
-    /// Makes a pair of the two values written last.
+    /// Makes a pair of the last two values.
     pub(super) fn pair(&mut self) {
         self.out.push(TUPLE2);
     }

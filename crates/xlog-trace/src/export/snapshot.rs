@@ -1,10 +1,9 @@
 //! PyTorch's memory snapshot: the pickle that `pytorch.org/memory_viz` opens.
 //!
-//! The viewer wants segments that hold all blocks, so the stretches of address space that the log touches stand for them,
-//! present all the time. The frames of an
-//! allocation are one named after its tag, one of its call site, those of its sampled stack, and one of the query, as far as the
-//! log has them. The viewer wants the trace of each device in one piece, so the log is read
-//! once for every device in it. Memory grows with live blocks and stretches.
+//! The viewer needs segments that contain all blocks, so the address ranges that the log touches stand for them, present
+//! all the time. An allocation has one frame named after its tag, one for its call site, those of its sampled stack, and one
+//! for its query. The viewer needs each device's trace in one piece, so the log is read once per device. Memory grows with
+//! live blocks and address ranges.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -20,34 +19,34 @@ use crate::stacks::{SITE_FRAME, SourceLine, StackId, split_frame};
 use super::extents::Extents;
 use super::pickle::{Memo, Pickle};
 
-/// Devices from this number on are left out.
+/// The number of devices exported; devices with higher ordinals are left out.
 pub const MAX_SNAPSHOT_DEVICES: u32 = 64;
 
 const WRITE_BYTES: usize = 256 << 10;
 
-/// Counts of what was written.
+/// Counts of the written snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotCounts {
     /// Entries in the traces of all devices.
     pub trace_entries: u64,
-    /// Stretches of address space.
+    /// Address ranges.
     pub segments: u64,
-    /// Blocks alive at the end.
+    /// Blocks live at the end.
     pub live_blocks: u64,
-    /// Records on devices that have no place.
+    /// Records on devices that are left out.
     pub left_out: u64,
 }
 
 struct Snapshot<W> {
     pickle: Pickle,
     out: W,
-    /// Frames that were written, by their text: numbers differ between readings of one log.
+    /// Written frames by their text: name numbers differ between readings of one log.
     frames: HashMap<FrameKey, Memo>,
     counts: SnapshotCounts,
 }
 
-/// Writes a log as a snapshot. `open` gives the log from its beginning, once for every device.
+/// Writes a log as a snapshot. `open` opens the log from its beginning, once for every device.
 pub fn write_torch_snapshot<S: Source, W: Write>(
     mut open: impl FnMut() -> Result<S, TraceError>,
     out: W,
@@ -127,7 +126,6 @@ impl FrameKey {
     }
 }
 
-/// The frames of an allocation, the innermost first.
 #[derive(Clone, Debug, Default)]
 struct Frames {
     keys: Vec<FrameKey>,
@@ -145,7 +143,7 @@ impl Frames {
     }
 }
 
-/// What the frames of an allocation are made of.
+/// The parts of an allocation's frames.
 #[derive(Clone, Copy)]
 struct Origin {
     tag: Option<NameId>,
@@ -172,7 +170,7 @@ impl<W: Write> Snapshot<W> {
         Ok(())
     }
 
-    /// The entries of one device; on the first reading also which devices there are.
+    /// Writes the entries of one device; the first reading also collects the devices.
     fn trace<S: Source>(
         &mut self,
         source: &mut S,
@@ -256,7 +254,7 @@ impl<W: Write> Snapshot<W> {
         self.pickle.dict();
         self.pickle.word_at("action", action);
         if action == "oom" {
-            // What was free then is not in the log.
+            // The log does not record how much memory was free.
             self.pickle.number_at("device_free", 0);
         } else {
             self.pickle.number_at("addr", record.ptr);
@@ -303,7 +301,7 @@ impl<W: Write> Snapshot<W> {
         self.pickle.end_dict();
     }
 
-    /// The stretches of one device, cut into live blocks and the gaps between them.
+    /// Writes the address ranges of one device, divided into live blocks and the gaps between them.
     fn segments(
         &mut self,
         device: u32,
@@ -331,7 +329,7 @@ impl<W: Write> Snapshot<W> {
             let (mut at, mut allocated, mut requested) = (start, 0u64, 0u64);
             while let Some((block, frames)) = blocks.next_if(|(block, _)| block.ptr < end) {
                 let size = block.charged.max(block.bytes).min(end - block.ptr);
-                // A log with gaps can have two blocks in one place; the lower one is shown.
+                // In a log with missing records two live blocks may overlap; the lower one is shown.
                 if block.ptr < at || size == 0 {
                     continue;
                 }
@@ -371,7 +369,7 @@ impl<W: Write> Snapshot<W> {
         }
     }
 
-    /// Begins a block up to the value of its frames.
+    /// Begins a block, up to the value of its frames.
     fn block(&mut self, address: u64, size: u64, requested: u64, state: &'static str) {
         self.pickle.dict();
         self.pickle.number_at("address", address);

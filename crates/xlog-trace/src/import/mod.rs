@@ -1,4 +1,4 @@
-//! Logs of other tools that are no streams of records: read whole, checked, and written as a log.
+//! Imports other tools' files that are not streams of records: read whole, validated, and written as a log.
 
 mod pickle;
 mod snapshot;

@@ -1,27 +1,27 @@
 //! A reader of Python's pickle, protocols 2 to 5, for plain data: numbers, texts, lists, tuples, dicts and sets.
 //!
-//! It runs no code: opcodes that import, call or build objects are refused by name. Values lie in flat tables and refer to each
-//! other by number, so neither nesting nor cycles need recursion. Memory is bounded by [`MAX_VALUE_BYTES`]; texts stay in the input.
+//! It runs no code: opcodes that import, call or build objects are refused by name. Values are in flat tables and refer to
+//! each other by index, so nesting and cycles need no recursion. Memory is bounded by [`MAX_VALUE_BYTES`]; texts stay in the input.
 
 use std::ops::Range;
 
-/// Most bytes of values that a pickle may make.
+/// The maximum size of a pickle's values in memory.
 pub(super) const MAX_VALUE_BYTES: usize = 1 << 30;
-/// Most open marks.
+/// The maximum number of open marks.
 const MAX_MARKS: usize = 1 << 10;
 
 /// Why a pickle cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickleError {
-    /// An opcode that this reader does not run: it would run code, or belongs to another protocol.
+    /// An unsupported opcode: it would run code, or belongs to another protocol.
     #[error(
         "pickle opcode {name} at byte {offset} is refused: expected plain data (numbers, texts, lists, dicts)"
     )]
     Refused {
         /// Its name, or its number.
         name: String,
-        /// Where it is.
+        /// Its offset.
         offset: usize,
     },
     /// The input ends within an opcode, or before the end of the pickle.
@@ -29,7 +29,7 @@ pub enum PickleError {
     CutOff {
         /// The opcode.
         name: String,
-        /// Where it is.
+        /// Its offset.
         offset: usize,
     },
     /// An opcode does not find the values it needs.
@@ -37,31 +37,31 @@ pub enum PickleError {
     Misplaced {
         /// The opcode.
         name: String,
-        /// Where it is.
+        /// Its offset.
         offset: usize,
         /// The values it needs.
         expected: &'static str,
     },
-    /// The values take more memory than a reader may use.
+    /// The values exceed a limit.
     #[error("pickle opcode {name} at byte {offset}: more than {limit} {what}")]
     TooLarge {
         /// The opcode.
         name: String,
-        /// Where it is.
+        /// Its offset.
         offset: usize,
-        /// The bounded thing.
+        /// What is limited.
         what: &'static str,
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
 }
 
-/// A value; containers and texts by number or place.
+/// A value; containers by index, texts by range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value {
     None,
     Bool(bool),
-    /// An integer; one that does not fit is saturated.
+    /// An integer, saturated.
     Int(i64),
     Float(f64),
     /// A text or bytes: a range of the input.
@@ -71,7 +71,7 @@ pub(super) enum Value {
     Dict(u32),
 }
 
-/// A pickle, read.
+/// A loaded pickle.
 #[derive(Debug)]
 pub(super) struct Loaded<'a> {
     input: &'a [u8],
@@ -81,7 +81,7 @@ pub(super) struct Loaded<'a> {
 }
 
 impl<'a> Loaded<'a> {
-    /// The elements of a list; none of another value.
+    /// Returns the elements of a list; `None` for another value.
     pub(super) fn list(&self, value: Value) -> Option<&[Value]> {
         match value {
             Value::List(at) => self.lists.get(at as usize).map(Vec::as_slice),
@@ -89,7 +89,7 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    /// The items of a dict; none of another value.
+    /// Returns the items of a dict; `None` for another value.
     pub(super) fn dict(&self, value: Value) -> Option<&[(Value, Value)]> {
         match value {
             Value::Dict(at) => self.dicts.get(at as usize).map(Vec::as_slice),
@@ -106,14 +106,14 @@ impl<'a> Loaded<'a> {
         }
     }
 
-    /// The value at a key of a dict; the last one wins, as in Python.
+    /// Returns the value of a key in a dict; the last one wins, as in Python.
     pub(super) fn get(&self, dict: Value, key: &str) -> Option<Value> {
         let items = self.dict(dict)?;
         let found = items.iter().rev().find(|(name, _)| self.bytes(*name) == Some(key.as_bytes()));
         found.map(|(_, value)| *value)
     }
 
-    /// The value at a key, as a number.
+    /// Returns the value of a key as a number.
     pub(super) fn number(&self, dict: Value, key: &str) -> Option<u64> {
         match self.get(dict, key)? {
             Value::Int(number) => u64::try_from(number).ok(),
@@ -126,7 +126,7 @@ impl<'a> Loaded<'a> {
 struct Machine<'a> {
     input: &'a [u8],
     at: usize,
-    /// Where the opcode begins that is being run.
+    /// Offset of the current opcode.
     opcode_at: usize,
     opcode: u8,
     stack: Vec<Value>,
@@ -138,7 +138,7 @@ struct Machine<'a> {
     limit: usize,
 }
 
-/// Reads the pickle at the beginning of `input`, with at most `limit` bytes of values.
+/// Loads the pickle at the beginning of `input`, with at most `limit` bytes of values.
 pub(super) fn load(input: &[u8], limit: usize) -> Result<Loaded<'_>, PickleError> {
     let mut machine = Machine {
         input,
@@ -191,7 +191,7 @@ impl Machine<'_> {
         Ok(range)
     }
 
-    /// A little-endian number of up to eight bytes.
+    /// Reads a little-endian number of up to eight bytes.
     fn number(&mut self, len: usize) -> Result<u64, PickleError> {
         let range = self.take(len)?;
         let bytes = self.input.get(range).unwrap_or(&[]);
@@ -279,7 +279,7 @@ impl Machine<'_> {
 
     fn put(&mut self, place: usize) -> Result<(), PickleError> {
         let value = self.top()?;
-        // Python numbers the places one after the other, so a memo has fewer places than the pickle has bytes.
+        // Python numbers memo entries consecutively, so a memo has fewer entries than the pickle has bytes.
         if place >= self.input.len() {
             return Err(self.too_large("places of the memo", self.input.len()));
         }
@@ -299,7 +299,7 @@ impl Machine<'_> {
         self.push(kept)
     }
 
-    /// An integer of any length, saturated to 64 bits.
+    /// Reads an integer of any length, saturated to 64 bits.
     fn long(&mut self, length_bytes: usize) -> Result<(), PickleError> {
         let len = self.length(length_bytes)?;
         let range = self.take(len)?;
@@ -367,7 +367,7 @@ impl Machine<'_> {
                     let bits = self.number(8)?.swap_bytes();
                     self.push(Value::Float(f64::from_bits(bits)))?;
                 }
-                // Texts and bytes of 1, 4 and 8 bytes of length.
+                // Texts and bytes with lengths of 1, 4 and 8 bytes.
                 0x8c | b'C' | b'U' => self.text(1)?,
                 b'X' | b'B' | b'T' => self.text(4)?,
                 0x8d | 0x8e | 0x96 => self.text(8)?,
@@ -405,7 +405,7 @@ impl Machine<'_> {
     }
 }
 
-/// The names of opcodes that errors may name.
+/// Returns the name of an opcode, for errors.
 fn opcode_name(opcode: u8) -> Option<&'static str> {
     Some(match opcode {
         b'c' => "GLOBAL",

@@ -1,11 +1,11 @@
-//! PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`) as a log.
+//! Converts PyTorch's memory snapshot (`torch.cuda.memory._dump_snapshot`) to a log.
 //!
-//! The traces of all devices become one history by time. `alloc` is an allocation and `free_completed` a free. The tag is the place
-//! in the program: the innermost Python frame outside of PyTorch. Blocks that were live before the recording began are allocated at its
-//! beginning. `oom` is a failed allocation. Segments are taken by `segment_alloc` and `segment_map` and returned by `segment_free` and
-//! `segment_unmap`. Entries without a record (`free_requested`, `snapshot`) are counted.
+//! The traces of all devices are merged by time. `alloc` becomes an allocation, `free_completed` a free, and `oom` a failed
+//! allocation. The tag is the innermost Python frame outside of PyTorch. Blocks that were live before the recording began
+//! are allocated at its beginning. `segment_alloc` and `segment_map` reserve segments; `segment_free` and `segment_unmap`
+//! return them. Entries without a record (`free_requested`, `snapshot`) are counted.
 //!
-//! The file is read whole, up to [`MAX_SNAPSHOT_BYTES`]; the work is linear in its length, also for a file made to hurt.
+//! The file is read whole, up to [`MAX_SNAPSHOT_BYTES`]. The work is linear in its length, even for a hostile file.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Write;
@@ -21,15 +21,15 @@ use crate::stacks::{SITE_FRAME, StackId};
 
 use super::pickle::{self, Loaded, MAX_VALUE_BYTES, PickleError, Value};
 
-/// The largest snapshot that is read.
+/// The maximum size of a snapshot.
 pub const MAX_SNAPSHOT_BYTES: usize = 1 << 30;
-/// The key of `allocator_settings` that an export of a log has.
+/// The key of `allocator_settings` that marks the export of a log.
 pub(crate) const STRETCHES: &str = "segments are stretches of a log";
-/// Keys that an entry, a frame, a segment or a block may have.
+/// The maximum number of keys in an entry, frame, segment or block.
 const MAX_KEYS: usize = 64;
-/// Bytes of a text that are looked at.
+/// Bytes of a text that are read.
 const MAX_TEXT: usize = 1 << 10;
-/// Frames of one stack that are looked at.
+/// Frames of one stack that are read.
 const MAX_FRAMES: usize = 256;
 
 /// Why a snapshot cannot be read.
@@ -39,40 +39,40 @@ pub enum SnapshotError {
     /// The pickle cannot be read.
     #[error("not a snapshot that can be read: {0}")]
     Pickle(#[from] PickleError),
-    /// The pickle is no memory snapshot.
+    /// The pickle is not a memory snapshot.
     #[error("the pickle is no memory snapshot: expected {expected}")]
     Shape {
         /// The missing part.
         expected: &'static str,
     },
-    /// The file is larger than a reader may hold.
+    /// The file is larger than the limit.
     #[error("the snapshot has {bytes} bytes; expected at most {limit}")]
     TooLarge {
         /// Its length.
         bytes: usize,
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
 }
 
-/// Counts of what was read.
+/// Counts of the converted snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotRead {
     /// Records written.
     pub records: u64,
-    /// Trace entries that have no record.
+    /// Trace entries without a record.
     pub left_out: u64,
     /// Blocks that were live before the recording began.
     pub live_before: u64,
 }
 
-/// Whether a file begins as a pickle of protocol 2 to 5 does.
+/// Returns whether a file begins like a pickle of protocol 2 to 5.
 pub fn looks_like_snapshot(head: &[u8]) -> bool {
     matches!(head, [0x80, 2..=5, ..])
 }
 
-/// An entry of a trace that has a record, or a block of a segment.
+/// A trace entry that becomes a record, or a block of a segment.
 #[derive(Clone, Copy)]
 struct Entry {
     kind: Kind,
@@ -109,7 +109,7 @@ impl Kind {
     }
 }
 
-/// Writes a snapshot as a binary log.
+/// Converts a snapshot to a binary log.
 pub fn convert_torch_snapshot<W: Write>(input: &[u8], out: W) -> Result<SnapshotRead, TraceError> {
     if input.len() > MAX_SNAPSHOT_BYTES {
         let (bytes, limit) = (input.len(), MAX_SNAPSHOT_BYTES);
@@ -123,7 +123,7 @@ pub fn convert_torch_snapshot<W: Write>(input: &[u8], out: W) -> Result<Snapshot
     let blocks = live_before(&loaded, &mut budget, &entries)?;
     read.live_before = blocks.len() as u64;
     before.extend(blocks);
-    // Stable: entries of one device keep their order, and their times never go back.
+    // The sort is stable: entries of one device keep their order, and their times never decrease.
     entries.sort_by_key(|entry| entry.time_us);
     let first = entries.first().map_or(0, |entry| entry.time_us);
     let header = Header::new().with_epoch_unix_nanos(first.saturating_mul(1000));
@@ -150,7 +150,7 @@ pub fn convert_torch_snapshot<W: Write>(input: &[u8], out: W) -> Result<Snapshot
     Ok(read)
 }
 
-/// Takes one of the entries that a file of this length can honestly have.
+/// Consumes one of the entries that a file of this length can contain.
 fn spend(budget: &mut usize) -> Result<(), SnapshotError> {
     *budget = budget
         .checked_sub(1)
@@ -169,7 +169,7 @@ fn small_dict(
     }
 }
 
-/// The entries of all devices, with times that never go back within a device.
+/// Returns the entries of all devices. Times never decrease within a device.
 fn traces(
     loaded: &Loaded<'_>,
     budget: &mut usize,
@@ -179,7 +179,7 @@ fn traces(
     small_dict(loaded, root, "a dict with the keys `segments` and `device_traces`")?;
     let mut entries = Vec::new();
     let Some(devices) = loaded.get(root, "device_traces") else {
-        // Older snapshots and memory_snapshot() have no history.
+        // Older snapshots and `memory_snapshot()` have no history.
         return Ok(entries);
     };
     let expected = "`device_traces` to be a list of lists";
@@ -205,7 +205,7 @@ fn traces(
                     continue;
                 }
             };
-            // Without times, as in older snapshots, entries are a microsecond apart.
+            // Older snapshots have no times: their entries are a microsecond apart.
             time = loaded.number(*entry, "time_us").unwrap_or(time + 1).max(time);
             let size = loaded.number(*entry, "size");
             entries.push(Entry {
@@ -223,7 +223,7 @@ fn traces(
     Ok(entries)
 }
 
-/// Segments that the traces return without having taken them, and segments that are there at the end and were never taken in a trace.
+/// Finds the segments that a trace returns without reserving them, and those present at the end that no trace reserved.
 fn reserved_before(
     loaded: &Loaded<'_>,
     budget: &mut usize,
@@ -239,7 +239,7 @@ fn reserved_before(
             before.push(Entry { kind: Kind::SegmentTake, ..*entry });
         }
     }
-    // An export of a log has stretches of addresses in place of segments.
+    // An exported log has address ranges in place of segments.
     let settings = loaded.get(loaded.root, "allocator_settings");
     if settings.is_some_and(|settings| loaded.get(settings, STRETCHES).is_some()) {
         return Ok(before);
@@ -268,14 +268,14 @@ fn reserved_before(
     Ok(before)
 }
 
-/// Blocks that the traces free without an allocation, and blocks that are live at the end and were never allocated in a trace.
+/// Finds the blocks that a trace frees without an allocation, and those live at the end that no trace allocated.
 fn live_before(
     loaded: &Loaded<'_>,
     budget: &mut usize,
     entries: &[Entry],
 ) -> Result<Vec<Entry>, SnapshotError> {
     let mut before = Vec::new();
-    // Whether the address is known to be live or free; an address that no entry touched is not in it.
+    // Whether the address is live or free; addresses without an entry are absent.
     let mut touched = HashMap::new();
     let is_block = |entry: &&Entry| matches!(entry.kind, Kind::Allocate | Kind::Free);
     for entry in entries.iter().filter(is_block) {
@@ -297,7 +297,7 @@ fn live_before(
             spend(budget)?;
             small_dict(loaded, *block, "`blocks` to be dicts of few keys")?;
             let bytes = loaded.number(*block, "size").unwrap_or(0);
-            // Older snapshots have no addresses of blocks: they follow each other.
+            // Older snapshots lack block addresses: blocks are consecutive.
             let at = loaded.number(*block, "address").unwrap_or(address);
             address = at.saturating_add(bytes);
             let state = loaded.get(*block, "state").and_then(|state| loaded.bytes(state));
@@ -319,7 +319,6 @@ fn live_before(
     Ok(before)
 }
 
-/// Tag, call site and stack of an entry.
 #[derive(Clone, Copy, Default)]
 struct Origin {
     tag: Option<NameId>,
@@ -340,11 +339,11 @@ struct Log<'a, W: Write> {
     loaded: &'a Loaded<'a>,
     names: Names,
     writer: LogWriter<W>,
-    /// Tag, call site and stack by list of frames: entries share their lists.
+    /// Origins by list of frames, which entries share.
     origins: HashMap<u32, Origin>,
-    /// Names of frames: lists share their frames.
+    /// Names by frame, which lists share.
     frames: HashMap<u32, Option<NameId>>,
-    /// Streams are addresses in a snapshot and small numbers in a log.
+    /// Maps the snapshot's stream addresses to the log's stream numbers.
     streams: HashMap<u64, u32>,
     order: u64,
     first: u64,
@@ -394,7 +393,7 @@ impl<W: Write> Log<'_, W> {
         stream
     }
 
-    /// Tag, call site and stack of a list of frames. Entries share lists, so each list is looked at once.
+    /// Returns tag, call site and stack of a list of frames. Entries share lists, so each list is read once.
     fn origin(&mut self, frames: Option<Value>) -> Origin {
         let Some(Value::List(at)) = frames else { return Origin::default() };
         if let Some(origin) = self.origins.get(&at) {
@@ -406,7 +405,7 @@ impl<W: Write> Log<'_, W> {
             site: place.site.map(|text| self.names.intern(&text)),
             stack: None,
         };
-        // Frames fill at most half of the table, so that tags and call sites always have room.
+        // Frames fill at most half of the table, so that tags and call sites always have space.
         if !self.names.is_half_full() {
             origin.stack = self.stack(Value::List(at), place.is_exported);
         }
@@ -434,7 +433,7 @@ impl<W: Write> Log<'_, W> {
         (!stack.is_empty()).then(|| self.names.intern_stack(&stack))
     }
 
-    /// The text of a frame; none for what is no frame of the program.
+    /// Returns the text of a frame; `None` if it is not a frame of the program.
     fn frame_text(&self, frame: Value, is_exported: bool) -> Option<String> {
         self.loaded.dict(frame).filter(|items| items.len() <= MAX_KEYS)?;
         let name = String::from_utf8_lossy(self.end_of_text(frame, "name"));
@@ -449,14 +448,14 @@ impl<W: Write> Log<'_, W> {
         })
     }
 
-    /// The last bytes of a text of a frame: all frames may share one text of any length.
+    /// Returns the last bytes of a frame's text, which bounds the work when all frames share one long text.
     fn end_of_text(&self, frame: Value, key: &str) -> &[u8] {
         let text = self.loaded.get(frame, key).and_then(|text| self.loaded.bytes(text));
         let text = text.unwrap_or(&[]);
         text.get(text.len().saturating_sub(MAX_TEXT)..).unwrap_or(text)
     }
 
-    /// The innermost Python frame outside of PyTorch; else the innermost Python frame; else the innermost frame.
+    /// Finds the innermost Python frame outside of PyTorch, else the innermost Python frame, else the innermost frame.
     fn place_of(&self, frames: Value) -> Place {
         let Some(frames) = self.loaded.list(frames) else { return Place::default() };
         let few = frames.get(..frames.len().min(MAX_FRAMES)).unwrap_or(frames);
@@ -473,7 +472,7 @@ impl<W: Write> Log<'_, W> {
         let name = String::from_utf8_lossy(self.end_of_text(*frame, "name"));
         let path = String::from_utf8_lossy(file(frame));
         let line = |frame: &Value| self.loaded.number(*frame, "line").unwrap_or(0);
-        // A log that this crate exported: the first frame is the tag, the next may be the call site.
+        // In the export of a log, the first frame is the tag and the next may be the call site.
         let is_tag = |frame: &&Value| file(frame) == b"tag";
         if let Some(tag) = all().next().filter(is_tag) {
             let name = String::from_utf8_lossy(self.end_of_text(*tag, "name"));

@@ -1,4 +1,4 @@
-//! The settings of a recorder, checked before anything is created.
+//! The settings of a recorder, checked before it creates anything.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,27 +8,27 @@ use crate::encoder::Format;
 use crate::error::TraceError;
 use crate::header::Header;
 
-/// The treatment of a record whose ring is full.
+/// How a recorder treats a record whose ring is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Overflow {
-    /// It is dropped and counted; emitting never waits.
+    /// Drops and counts it; emitting never waits.
     #[default]
     Drop,
-    /// Emitting waits for room, at most [`RecorderConfig::block_limit`]; then it is dropped and counted.
+    /// Waits for space, at most [`RecorderConfig::block_limit`]; then drops and counts it.
     Block,
 }
 
-/// The handler of the first failure to write; the text names the file and the reason.
+/// The handler of the first failed write; its text names the file and the reason.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum OnError {
-    /// A line on standard error.
+    /// Prints a line to standard error.
     #[default]
     Stderr,
-    /// A call, on the writer thread.
+    /// Calls a function on the writer thread.
     Call(Arc<dyn Fn(&str) + Send + Sync>),
-    /// Nothing; it is only counted.
+    /// Only counts the failure.
     Silent,
 }
 
@@ -55,25 +55,23 @@ impl fmt::Debug for OnError {
 pub struct RecorderConfig {
     /// The file's format.
     pub format: Format,
-    /// The header of the file. Times of records count from its epoch: set that to zero to
-    /// emit wall-clock nanoseconds.
+    /// The header of the file. Times of records count from its epoch; with an epoch of zero they are wall-clock
+    /// nanoseconds.
     pub header: Header,
-    /// Records in each thread's ring. A record is 104 bytes: the default of 16,384 is 1.6 MiB a
-    /// thread. A larger ring takes longer bursts and costs more per record, since a thread goes
-    /// round the whole of it and it must fit a core's cache to be fast.
+    /// Records in each thread's ring, 104 bytes each: the default of 16,384 takes 1.6 MiB per thread. A larger ring
+    /// absorbs longer bursts but costs more per record once it no longer fits in a core's cache.
     pub ring_records: usize,
-    /// The treatment of records when a ring is full.
+    /// The policy for a full ring.
     pub overflow: Overflow,
-    /// Longest wait for room under [`Overflow::Block`]. After one wait that long no thread waits again
-    /// until the writer moves on.
+    /// The maximum wait under [`Overflow::Block`]. After a wait that timed out, no thread waits until the writer progresses.
     pub block_limit: Duration,
     /// The interval of the writer's polls while no ring fills up.
     pub write_interval: Duration,
-    /// Size at which a new file is begun; none for one file without end.
+    /// Size at which a new file is begun; `None` for one unbounded file.
     pub rotate_bytes: Option<u64>,
-    /// Finished files that are kept, as `name.1` (the newest) to `name.N`.
+    /// The number of finished files kept, as `name.1` (the newest) to `name.N`.
     pub keep_files: u32,
-    /// The handler of the first failure to write.
+    /// The handler of the first failed write.
     pub on_error: OnError,
 }
 
@@ -94,7 +92,7 @@ impl Default for RecorderConfig {
 }
 
 impl RecorderConfig {
-    /// The defaults.
+    /// Returns the defaults.
     pub fn new() -> Self {
         Self::default()
     }
@@ -108,13 +106,13 @@ impl RecorderConfig {
         with_ring_records(records: usize) { ring_records: records }
         /// Sets the overflow policy.
         with_overflow(overflow: Overflow) { overflow: overflow }
-        /// Sets the maximum wait for room.
+        /// Sets the maximum wait for space.
         with_block_limit(limit: Duration) { block_limit: limit }
         /// Sets the interval of the writer's polls.
         with_write_interval(interval: Duration) { write_interval: interval }
     }
 
-    /// Sets rotation: a new file at `bytes`, with `keep` finished ones kept.
+    /// Sets rotation: a new file at `bytes`, with `keep` finished files kept.
     #[must_use]
     pub fn with_rotation(mut self, bytes: u64, keep: u32) -> Self {
         self.rotate_bytes = Some(bytes);

@@ -1,10 +1,9 @@
-//! The end of the process, the panic of a thread, and a fork.
+//! Handlers for the end of the process, a panic, and a fork.
 //!
-//! A recorder in a static is never dropped, so an exit handler of the C library ends the file of every
-//! recorder that is still alive; a panic hook, chained before the one that was there, flushes.
-//! Both wait a bounded time. Neither runs on `abort`, `_exit` or a signal. The child of a fork has no
-//! writer: its records are counted as dropped. It may have a recorder of its own, so a fork holds the locks that
-//! recorders share: the child would wait for ever for a lock that another thread of its parent held.
+//! A recorder in a static is never dropped, so a C exit handler ends the file of every live recorder. A panic hook,
+//! chained before the previous one, flushes. Both wait a bounded time; neither runs on `abort`, `_exit` or a signal.
+//! The child of a fork has no writer: its records are counted as dropped. It may create its own recorder, so the fork
+//! handler holds the locks that recorders share; otherwise the child could wait forever for a thread of its parent.
 
 use std::cell::{Cell, RefCell};
 use std::panic;
@@ -36,12 +35,12 @@ thread_local! {
     static FORKING: RefCell<Option<SharedLocks>> = const { RefCell::new(None) };
 }
 
-/// A writer does not wait for itself.
+/// Marks the calling thread as a writer, which must not wait for itself.
 pub(super) fn this_thread_writes() {
     IS_WRITER.with(|is| is.set(true));
 }
 
-/// Flushes `shared` at exit and on panic, as long as it is alive.
+/// Registers `shared` for the flush at exit and on panic.
 pub(super) fn watch(shared: &Arc<RecorderShared>) {
     {
         let mut alive = ALIVE.lock();
@@ -49,7 +48,7 @@ pub(super) fn watch(shared: &Arc<RecorderShared>) {
         alive.push(Arc::downgrade(shared));
     }
     AT_EXIT.call_once(register_handlers);
-    // The hook cannot be changed while this thread panics; the next recorder sets it.
+    // A thread that panics cannot change the hook; the next recorder sets it.
     if !std::thread::panicking() && !HOOKED.swap(true, Ordering::AcqRel) {
         let previous = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
@@ -59,9 +58,9 @@ pub(super) fn watch(shared: &Arc<RecorderShared>) {
     }
 }
 
-/// Runs `work` once at the end of the process, before logs are ended, as long as the process ends by `exit` or the return of `main`.
+/// Runs `work` once before logs are ended, if the process ends by `exit` or by returning from `main`.
 ///
-/// It may be called on any thread and must come to an end. A panic in it goes no further.
+/// It runs on any thread and must return. A panic in it is caught.
 pub fn at_exit(work: fn()) {
     WORK.lock().push(work);
     AT_EXIT.call_once(register_handlers);
@@ -97,7 +96,7 @@ fn end_all() {
 #[allow(unsafe_code)]
 fn register_handlers() {
     extern "C" fn at_exit() {
-        // Nothing may unwind into the C library.
+        // A panic must not unwind into the C library.
         let _ = panic::catch_unwind(end_all);
     }
     extern "C" fn before_fork() {
@@ -112,8 +111,8 @@ fn register_handlers() {
         in_parent();
         let _ = panic::catch_unwind(rings::forget_rings);
     }
-    // SAFETY: both take any `extern "C" fn()` that lives as long as the process; a function item does, and these neither
-    // unwind nor return a value. The one that runs in the child of a fork takes no lock.
+    // SAFETY: both take any `extern "C" fn()` that lives as long as the process. These are function items that neither
+    // unwind nor return a value. The handler in the child of a fork takes no lock.
     unsafe {
         libc::atexit(at_exit);
         libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child));

@@ -1,7 +1,7 @@
-//! The strings of this process: one table, and a small cache in every thread in front of it.
+//! The strings of this process: one table behind a small cache in every thread.
 //!
-//! A `&'static str` is known by its address and length, so that a thread which has met a tag
-//! before takes no lock for it. The table is bounded like every [`Names`]; nothing leaves it.
+//! The cache identifies a `&'static str` by its address and length, so a known tag takes no lock. The table is bounded
+//! like every [`Names`], and entries are never removed.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -20,7 +20,6 @@ thread_local! {
         const { [const { Cell::new((0, 0, None)) }; CACHE_ENTRIES] };
 }
 
-/// Locks the table.
 pub(super) fn table() -> MutexGuard<'static, Names> {
     TABLE.lock()
 }
@@ -31,11 +30,10 @@ pub fn intern(text: &'static str) -> NameId {
     cached(text.as_ptr() as usize, text.len(), || table().intern(text))
 }
 
-/// Returns the number of `file:line` of a source location, for records of this process. A known location costs a lookup in the
-/// thread's cache, as a known text does.
+/// Returns the number of the `file:line` of a source location, for records of this process. It uses the cache of [`intern`].
 #[inline]
 pub fn intern_site(site: &'static Location<'static>) -> NameId {
-    // No text has this length, so a location is never taken for a text at its address.
+    // No text has this length, so a location is never mistaken for a text at the same address.
     cached(std::ptr::from_ref(site) as usize, usize::MAX, || name_site(site))
 }
 
@@ -44,7 +42,7 @@ fn name_site(site: &Location<'_>) -> NameId {
     table().intern(&format!("{}:{}", site.file(), site.line()))
 }
 
-/// The number of what is at an address, from the thread's cache or else from `name`.
+/// Returns the number of the text at an address, from the thread's cache or else from `name`.
 #[inline(always)]
 fn cached(address: usize, len: usize, name: impl Fn() -> NameId) -> NameId {
     let place = (address ^ (address >> 7) ^ len.wrapping_mul(31)) % CACHE_ENTRIES;
@@ -63,10 +61,9 @@ fn cached(address: usize, len: usize, name: impl Fn() -> NameId) -> NameId {
         .unwrap_or_else(|_| name())
 }
 
-/// The number of a text of any lifetime. Takes a lock: for errors, not for every record.
+/// Returns the number of a text of any lifetime. It takes a lock, so it is for errors, not for every record.
 ///
-/// Such texts fill at most half of the table, so that messages with numbers in them leave room for
-/// tags; beyond that they are [`NameId::LOST`].
+/// Such texts fill at most half of the table, so that tags always have space; beyond that they are [`NameId::LOST`].
 pub fn intern_text(text: &str) -> NameId {
     let mut table = table();
     match table.find(text) {
@@ -76,12 +73,12 @@ pub fn intern_text(text: &str) -> NameId {
     }
 }
 
-/// The number of a frame's text. Frames fill at most half of the table, as messages do.
+/// Returns the number of a frame's text. Frames fill at most half of the table, as messages do.
 pub(super) fn intern_frame(text: &str) -> NameId {
     intern_text(text)
 }
 
-/// Whether frames have no more room.
+/// Returns whether the table has no more space for frames.
 pub(super) fn is_frame_table_full() -> bool {
     table().is_half_full()
 }
@@ -91,7 +88,7 @@ pub(super) fn with_text<T>(id: NameId, look: impl FnOnce(&str) -> T) -> T {
     look(table().text_or_empty(Some(id)))
 }
 
-/// Brings a copy of the table up to date.
+/// Updates a copy of the table.
 pub(super) fn catch_up(names: &mut Names) {
     for text in table().since(names.len()) {
         names.intern(text);
@@ -124,7 +121,7 @@ mod tests {
             scope.spawn(move || {
                 let held = table();
                 sender.send(()).unwrap();
-                // The fork begins meanwhile, and waits for the table.
+                // The fork begins meanwhile and waits for the table.
                 std::thread::sleep(std::time::Duration::from_millis(200));
                 drop(held);
             });

@@ -1,8 +1,8 @@
 //! One writer per log file: an advisory lock on the open file.
 //!
-//! The lock belongs to the file and not to its name, so two paths to one file meet, in one process as well as in two. Dropping the
-//! [`LockedFile`] releases it, and so does the end of the process, also by a kill. Pipes and devices have no contents that two
-//! writers could spoil by cutting them, and are not locked.
+//! The lock belongs to the file, not to its name, so it also excludes a second path to the same file, in this process or
+//! another. Dropping the [`LockedFile`] or the end of the process, even by a kill, releases it. Pipes and devices are not
+//! locked: they have no contents that a second writer could truncate.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,18 +11,18 @@ use std::path::Path;
 
 use crate::error::TraceError;
 
-/// How often a name is opened again that a writer renamed between open and lock.
+/// How often a name is opened again if a writer renamed its file between open and lock.
 const MAX_ATTEMPTS: u32 = 64;
 
-/// A file that this recorder alone writes.
+/// A file whose only writer is this recorder.
 #[derive(Debug)]
 pub(super) struct LockedFile(File);
 
 impl LockedFile {
-    /// Opens the file at `path` for appending, creates it if need be, and locks it.
+    /// Opens the file at `path` for appending, creates it if necessary, and locks it.
     ///
-    /// A writer may rotate the file away between open and lock. The lock would then be on a file of another name, so the name is
-    /// compared after it and opened again.
+    /// Another writer may rotate the file away between open and lock. So the name is compared after the lock and, if it
+    /// names another file, opened again.
     pub(super) fn append(path: &Path) -> Result<Self, TraceError> {
         let context = || TraceError::io(format!("opening {}", path.display()));
         for _ in 0..MAX_ATTEMPTS {
@@ -63,13 +63,13 @@ impl LockedFile {
         }
     }
 
-    /// No advisory locks here: the caller has to see to it that a file has one writer.
+    /// This platform has no advisory locks: the caller must ensure that a file has one writer.
     #[cfg(not(unix))]
     pub(super) fn lock(file: File, _path: &Path) -> Result<Self, TraceError> {
         Ok(Self(file))
     }
 
-    /// Whether `path` names this file.
+    /// Returns whether `path` names this file.
     #[cfg(unix)]
     fn is_at(&self, path: &Path) -> io::Result<bool> {
         use std::os::unix::fs::MetadataExt;
@@ -98,8 +98,8 @@ impl Deref for LockedFile {
 
 #[cfg(unix)]
 impl Drop for LockedFile {
-    /// Unlocks before closing: a process that another thread is starting has the descriptor, too, until it runs its program, and
-    /// the lock would stay with it.
+    /// Unlocks before closing. A process that another thread starts also has the descriptor until it executes its program,
+    /// and would keep the lock.
     #[allow(unsafe_code)]
     fn drop(&mut self) {
         use std::os::fd::AsRawFd;

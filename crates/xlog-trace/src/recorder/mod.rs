@@ -1,10 +1,9 @@
-//! Writing a log from a running program: a copy into the thread's own ring, a thread that writes.
+//! Writes a log from a running program: emitting copies a record into the thread's ring, and a writer thread writes it.
 //!
-//! No lock is shared between emitting threads, nothing is formatted and, after a thread's first
-//! record, nothing is allocated. Emitting never fails: what finds no room, or cannot be written, is
-//! counted. A kill loses at most what the last [`RecorderConfig::write_interval`] left in the rings;
-//! what was written before is in the kernel's hands and ends at a record. Not flushed to the disk
-//! itself: a power failure may lose more.
+//! Emitting threads share no lock, format nothing and, after a thread's first record, allocate nothing. Emitting never
+//! fails: a record that finds no space or cannot be written is counted. A kill loses at most the records of the last
+//! [`RecorderConfig::write_interval`]; earlier ones are in the kernel, and the file ends at a record. Files are not
+//! synced to disk, so a power failure may lose more.
 
 mod config;
 mod exit;
@@ -36,25 +35,25 @@ use writer::Writer;
 /// How long a flush at exit or on panic waits for the writer.
 const LAST_FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
-/// Counts of a recorder. Exact once the emitting threads and a flush are done.
+/// Counts of a recorder. They are exact after the emitting threads have ended and a flush has returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecorderStats {
-    /// Records handed to the system.
+    /// Records passed to the operating system.
     pub written: u64,
-    /// Records that found their ring full (or no ring: a thread already taken down).
+    /// Records that found their ring full, or no ring because their thread was ending.
     pub dropped_overflow: u64,
     /// Records that could not be written.
     pub dropped_io: u64,
-    /// Records that the format has no way to say.
+    /// Records that the format cannot represent.
     pub left_out: u64,
     /// Failed attempts to open, rotate or write.
     pub io_errors: u64,
-    /// Rings in existence, in use or waiting for a thread.
+    /// Existing rings, in use or idle.
     pub rings: usize,
 }
 
-/// A log being written. Dropping it writes what is left and closes the file.
+/// A log being written. Dropping it writes the remaining records and closes the file.
 #[must_use = "dropping a recorder closes its log"]
 #[derive(Debug)]
 pub struct Recorder {
@@ -63,9 +62,9 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Creates the file (an existing one is replaced) and starts the writer.
+    /// Creates the file, replacing an existing one, and starts the writer.
     ///
-    /// A file that another recorder writes, of this process or another, is [`TraceError::InUse`] and stays unchanged.
+    /// A file that another recorder writes is [`TraceError::InUse`] and stays unchanged.
     pub fn create(path: impl AsRef<Path>, config: RecorderConfig) -> Result<Self, TraceError> {
         config.check()?;
         let output = Output::create(path.as_ref(), &config)?;
@@ -83,10 +82,9 @@ impl Recorder {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Adds a record. Its process is this one, unless it names another.
+    /// Adds a record. Its process is this one unless it names another.
     ///
-    /// Under [`Overflow::Drop`] it never waits. Under [`Overflow::Block`] it waits for room, at
-    /// most as long as the configuration says.
+    /// Under [`Overflow::Drop`] it never waits. Under [`Overflow::Block`] it waits for space up to the configured limit.
     #[inline]
     pub fn emit(&self, mut record: Record) {
         if record.process == 0 {
@@ -99,7 +97,7 @@ impl Recorder {
         }
     }
 
-    /// [`Recorder::emit`] of a record that is made in its place in the ring, which saves a copy. Its process must be set.
+    /// [`Recorder::emit`] for a record constructed in the ring, which saves a copy. Its process must be set.
     #[inline(always)]
     pub fn emit_fields(&self, fields: Fields) {
         match self.shared.place_fields(&fields) {
@@ -109,16 +107,16 @@ impl Recorder {
         }
     }
 
-    /// Waits until everything emitted before is in the file, or counted as lost.
+    /// Waits until all records emitted before are in the file or counted as lost.
     ///
-    /// An error says that the file could not be written of late, and why; or that this process is a fork of the one that
-    /// writes it, whose records are counted as dropped.
+    /// Returns an error if the last write failed, or if this process is a fork of the file's writer. The records of such
+    /// a fork are counted as dropped.
     pub fn flush(&self) -> Result<(), TraceError> {
         self.shared.flush(None);
         self.shared.last_error()
     }
 
-    /// Records that were emitted and are not, and will not be, in a file.
+    /// Returns the number of emitted records that are not, and will not be, in a file.
     pub fn dropped_records(&self) -> u64 {
         let stats = self.stats();
         stats.dropped_overflow + stats.dropped_io
@@ -134,7 +132,7 @@ impl Drop for Recorder {
     fn drop(&mut self) {
         self.shared.close();
         if let Some(thread) = self.thread.take().filter(|_| !self.shared.is_elsewhere()) {
-            // A writer that panicked has nothing left to say.
+            // A writer that panicked has nothing left to report.
             let _ = thread.join();
         }
     }

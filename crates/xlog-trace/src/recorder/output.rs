@@ -1,8 +1,8 @@
-//! The files of a recorder: opened, rotated, and kept readable through failed writes.
+//! The files of a recorder: opened, rotated, and kept readable after failed writes.
 //!
-//! Every `write` ends at a record. After a failed one the file is cut back to its last good end and
-//! begun anew in place (header and names again), so that what follows is readable on its own. A
-//! file that was deleted is created again when its directory is there. Every file is locked while it is open.
+//! Every `write` ends at a record. After a failed one the file is truncated to its last good end, and the next record
+//! follows a new header and new names, so it is readable on its own. A deleted file is created again if its directory
+//! exists. Every file is locked while it is open.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -20,10 +20,10 @@ use crate::record::Record;
 
 const WRITE_BYTES: u64 = 256 << 10;
 
-/// How the last attempt to write went.
+/// The result of the last write.
 #[derive(Debug, Default)]
 pub(super) enum LastWrite {
-    /// There was none.
+    /// Nothing was written.
     #[default]
     None,
     Succeeded,
@@ -48,9 +48,9 @@ pub(super) struct Output {
     buffer: Vec<u8>,
     /// Records in `buffer`.
     pending: u64,
-    /// Whether the encoder began a file that is still the one to write to.
+    /// Whether the encoder has begun the current file.
     begun: bool,
-    /// Whether opening the file failed in this round: it is tried once a round, not once a record.
+    /// Whether opening the file failed in this round: it is tried once per round, not once per record.
     gave_up: bool,
     /// Good bytes in the file.
     size: u64,
@@ -58,7 +58,7 @@ pub(super) struct Output {
     write_bytes: u64,
     rotate_bytes: Option<u64>,
     keep_files: u32,
-    /// Whether the format can say how many records its writer dropped.
+    /// Whether the format records how many records its writer dropped.
     says_dropped: bool,
     on_error: OnError,
     reported: bool,
@@ -68,9 +68,9 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn create(path: &Path, config: &RecorderConfig) -> Result<Self, TraceError> {
         let context = || TraceError::io(format!("creating {}", path.display()));
-        // Kept absolute: the program may change its directory.
+        // An absolute path stays valid when the program changes its directory.
         let path_abs = std::path::absolute(path).map_err(context())?;
-        // Locked before it is truncated: a file of another writer stays unchanged.
+        // Locked before it is truncated: another writer's file stays unchanged.
         let file = LockedFile::append(&path_abs)?;
         if file.metadata().map_err(context())?.is_file() {
             file.set_len(0).map_err(context())?;
@@ -94,13 +94,13 @@ impl Output {
             reported: false,
             counts: WriteCounts::default(),
         };
-        // The header is in the file before the first record: a log of nothing is a log.
+        // The header is written before the first record, so that a log without records is valid.
         output.ensure_begun();
         output.write_out();
         Ok(output)
     }
 
-    /// Adds a record, in front of the next write.
+    /// Adds a record to the next write.
     pub(super) fn record(&mut self, record: &Record, names: &Names) {
         if !self.begun && (self.gave_up || !self.ensure_begun()) {
             self.gave_up = true;
@@ -117,7 +117,7 @@ impl Output {
         }
     }
 
-    /// Writes what was added, then sees to the next file if this one is full.
+    /// Writes the buffer, then rotates if the file is full.
     pub(super) fn write_out(&mut self) {
         self.gave_up = false;
         self.encoder.seal(&mut self.buffer);
@@ -149,7 +149,7 @@ impl Output {
         }
     }
 
-    /// Ends the last file. After a failed write it is begun once more to say how many records are missing.
+    /// Ends the last file. After a failed write, it begins the file once more to record how many records are missing.
     pub(super) fn end(&mut self, dropped: u64) {
         if self.begun || (dropped > 0 && self.says_dropped && self.ensure_begun()) {
             self.encoder.end(self.in_file, dropped, &mut self.buffer);
@@ -162,7 +162,7 @@ impl Output {
         std::mem::take(&mut self.counts)
     }
 
-    /// Makes sure that there is a file, and that the encoder has begun it.
+    /// Ensures that a file is open and that the encoder has begun it.
     fn ensure_begun(&mut self) -> bool {
         if self.file.as_ref().is_none_or(|file| is_deleted(file)) {
             match self.reopen() {
@@ -182,7 +182,7 @@ impl Output {
         true
     }
 
-    /// Opens the file at the path, which is a new one after a rotation or a removal, as its only writer.
+    /// Opens the file at the path as its only writer. After a rotation or a removal it is a new file.
     fn reopen(&self) -> io::Result<(u64, LockedFile)> {
         let file = LockedFile::append(&self.path).map_err(|error| match error {
             TraceError::Io { source, .. } => source,
@@ -191,12 +191,12 @@ impl Output {
         Ok((file.metadata()?.len(), file))
     }
 
-    /// After a failed write: cuts off what it may have left, and begins again at the next record.
+    /// After a failed write: truncates what it may have left. The next record begins the file anew.
     fn step_back(&mut self) {
         self.begun = false;
         match &self.file {
             Some(file) if is_deleted(file) => self.file = None,
-            // Devices cannot be cut; the reader finds its way past a torn end.
+            // A device cannot be truncated; the reader skips a torn end.
             Some(file) => drop(file.set_len(self.size)),
             None => {}
         }
@@ -213,9 +213,9 @@ impl Output {
         }
         self.buffer.clear();
         self.begun = false;
-        // The full file is locked until it has its new name: another writer would cut it under the old one.
+        // The full file stays locked until it is renamed, or another writer would truncate it under the old name.
         if let Err(error) = closed.and_then(|()| self.shift_files()) {
-            // The full file stays the one that is written to, and grows.
+            // The full file remains the current one and grows.
             self.failed(&error);
             return;
         }
@@ -225,7 +225,7 @@ impl Output {
         self.ensure_begun();
     }
 
-    /// `name.1` becomes `name.2` and so on; the last one goes.
+    /// Renames `name.1` to `name.2` and so on, and removes the last one.
     fn shift_files(&self) -> io::Result<()> {
         if self.keep_files == 0 {
             return std::fs::remove_file(&self.path);
@@ -246,11 +246,11 @@ impl Output {
         if !std::mem::replace(&mut self.reported, true) {
             match &self.on_error {
                 OnError::Silent => {}
-                // A callback that panics must not take the writer with it.
+                // A callback that panics must not end the writer.
                 OnError::Call(call) => {
                     drop(panic::catch_unwind(AssertUnwindSafe(|| call(&text))));
                 }
-                // There is no channel left to report a failure of this.
+                // A failure to print this has no channel left.
                 OnError::Stderr => drop(writeln!(
                     io::stderr(),
                     "xlog-trace: {text}; records are counted as dropped, this is said once"
@@ -264,7 +264,7 @@ impl Output {
 /// Tests whether a recorder could write to an existing file, which stays unchanged.
 pub fn check_writable(path: &Path) -> Result<(), TraceError> {
     let context = || TraceError::io(format!("opening {}", path.display()));
-    // A pipe would wait for its reader.
+    // Opening a pipe would wait for its reader.
     if !std::fs::metadata(path).map_err(context())?.is_file() {
         return Ok(());
     }

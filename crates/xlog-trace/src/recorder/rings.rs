@@ -1,8 +1,7 @@
-//! The rings between emitting threads and the writer, and what both sides share.
+//! The rings between emitting threads and the writer, and the state that both sides share.
 //!
-//! Each thread has one ring per recorder, single producer and single consumer. A thread that ends
-//! hands its ring back; the writer reads it all the while, so nothing in it is lost, and the next
-//! thread gets it once it has room again.
+//! Each thread has one single-producer, single-consumer ring per recorder. A thread that ends returns its ring to the
+//! registry. The writer keeps reading it, so no record is lost, and a new thread reuses it once it has space.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -23,17 +22,17 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// The number of no recorder.
 const NO_RECORDER: u64 = 0;
 
-/// Rings of ended threads that may wait to be emptied before one is reused with its records.
+/// The number of idle rings beyond which one is reused although it still holds records.
 const MAX_IDLE: usize = 64;
 
 thread_local! {
     static SLOTS: RefCell<Slots> = const { RefCell::new(Slots(Vec::new())) };
 }
 
-/// The rings of one thread, the one used last in front.
+/// The rings of one thread, the most recently used first.
 struct Slots(Vec<Slot>);
 
-/// Prepares the child of a fork: no writer reads the rings that its one thread has from its parent.
+/// Detaches the thread from its rings in the child of a fork, where no writer reads them.
 ///
 /// Takes no lock and allocates nothing. The next emit takes the slow path, which checks the process.
 pub(super) fn forget_rings() {
@@ -51,7 +50,7 @@ struct Slot {
     home: Weak<RecorderShared>,
 }
 
-/// The emitting end of a ring, with the count of what it refused.
+/// The producer of a ring, with the count of refused records.
 #[derive(Debug)]
 struct Ring {
     producer: Producer<Record>,
@@ -68,7 +67,7 @@ impl Drop for Slots {
     }
 }
 
-/// The fate of a record.
+/// Where a record went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Placed {
     Yes,
@@ -78,7 +77,7 @@ pub(super) enum Placed {
 
 #[derive(Debug, Default)]
 struct Registry {
-    /// Rings the writer has not taken over yet.
+    /// Rings that the writer does not poll yet.
     fresh: Vec<Consumer<Record>>,
     /// Rings of threads that ended.
     idle: Vec<Ring>,
@@ -86,8 +85,8 @@ struct Registry {
 }
 
 impl Registry {
-    /// A ring to be used again, one with as much room as a thread has that is about to wake the writer.
-    /// One with less only when too many wait for a writer that does not keep up.
+    /// Returns an idle ring with enough space that its thread would not have to wake the writer. A fuller one is returned
+    /// only if [`MAX_IDLE`] rings wait for a writer that cannot keep up.
     fn pop_idle(&mut self, ring_records: usize) -> Option<Ring> {
         let room = |ring: &Ring| ring.producer.slots();
         let (at, most) = self.idle.iter().map(room).enumerate().max_by_key(|(_, room)| *room)?;
@@ -104,7 +103,7 @@ struct Progress {
     error: Option<(io::ErrorKind, String)>,
 }
 
-/// The state that the handle, the threads and the writer share.
+/// The state that the recorder, the emitting threads and the writer share.
 #[derive(Debug)]
 pub(super) struct RecorderShared {
     id: u64,
@@ -119,7 +118,7 @@ pub(super) struct RecorderShared {
     pub(super) left_out: AtomicU64,
     pub(super) io_errors: AtomicU64,
     requests: AtomicU64,
-    /// A wait for room went on to its limit, and the writer has taken nothing since.
+    /// Whether a wait for space timed out and the writer has taken no record since.
     stalled: AtomicBool,
     closing: AtomicBool,
     is_silent: bool,
@@ -162,7 +161,7 @@ impl RecorderShared {
         self.progress.lock()
     }
 
-    /// Whether this process is a fork of the one whose thread writes the file: it has no writer.
+    /// Returns whether this process is a fork of the writer's process and so has no writer.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.process != std::process::id()
     }
@@ -170,7 +169,7 @@ impl RecorderShared {
     #[cold]
     fn say_elsewhere(&self) {
         if !self.is_silent && !self.said_elsewhere.swap(true, Ordering::Relaxed) {
-            // There is no channel left to report a failure of this.
+            // A failure to print this has no channel left.
             drop(writeln!(
                 io::stderr(),
                 "xlog-trace: this process is a fork of {}, which writes the log; the records of this one are counted as \
@@ -181,7 +180,7 @@ impl RecorderShared {
     }
 
     pub(super) fn set_writer(&self, thread: Thread) {
-        // Set once, by the only caller of `new`.
+        // The only caller of `new` sets it once.
         let _ = self.writer.set(thread);
     }
 
@@ -205,7 +204,7 @@ impl RecorderShared {
             .unwrap_or(Placed::NoRing)
     }
 
-    /// Makes a record in its place in this thread's ring.
+    /// Constructs a record in this thread's ring.
     #[inline(always)]
     pub(super) fn place_fields(self: &Arc<Self>, fields: &Fields) -> Placed {
         SLOTS
@@ -221,7 +220,7 @@ impl RecorderShared {
                 let Some(place) = room.as_mut_slices().0.first_mut() else { return Placed::Full };
                 place.write(Record::from_fields(*fields));
                 #[allow(unsafe_code)]
-                // SAFETY: the chunk is one record long, and that one was just written.
+                // SAFETY: the chunk is one record long, and that record was just written.
                 unsafe {
                     room.commit_all();
                 }
@@ -251,7 +250,7 @@ impl RecorderShared {
         }
     }
 
-    /// The thread used another recorder last, or has no ring of this one yet.
+    /// Handles a thread that last used another recorder or has no ring of this one.
     #[cold]
     fn place_elsewhere(self: &Arc<Self>, slots: &mut Vec<Slot>, record: Record) -> Placed {
         if self.is_elsewhere() {
@@ -261,10 +260,10 @@ impl RecorderShared {
         if let Some(index) = slots.iter().position(|slot| slot.recorder == self.id) {
             slots.swap(0, index);
         } else {
-            // Rings of recorders that are gone.
+            // Rings of dropped recorders.
             slots.retain(|slot| !slot.ring.producer.is_abandoned());
             let ring = self.ring();
-            // What the last thread left counts too: the writer comes as early as if it had gone on.
+            // The previous thread's records count too: the writer wakes as if that thread had gone on.
             let used = self.ring_records.saturating_sub(ring.producer.slots());
             let slot = Slot {
                 recorder: self.id,
@@ -292,7 +291,7 @@ impl RecorderShared {
         Ring { producer, dropped }
     }
 
-    /// A record found its ring full: waits for room or counts it, as configured.
+    /// Handles a record whose ring is full: waits for space or counts it, as configured.
     #[cold]
     pub(super) fn overflowed(self: &Arc<Self>, record: Record) {
         self.wake();
@@ -333,27 +332,27 @@ impl RecorderShared {
         rings.append(&mut self.registry().fresh);
     }
 
-    /// The writer has taken records out of the rings.
+    /// Records that the writer has taken records from the rings.
     pub(super) fn moved_on(&self) {
         if self.stalled.load(Ordering::Relaxed) {
             self.stalled.store(false, Ordering::Relaxed);
         }
     }
 
-    /// Asks for a flush and waits for it, at most `limit`.
+    /// Requests a flush and waits for it, at most `limit`.
     pub(super) fn flush(&self, limit: Option<Duration>) {
         let mine = self.requests.fetch_add(1, Ordering::AcqRel) + 1;
         self.wake();
         self.wait(limit, |progress| progress.flushed >= mine);
     }
 
-    /// Has the writer end the file and waits for it, at most `limit`.
+    /// Makes the writer end the file and waits for it, at most `limit`.
     pub(super) fn close_within(&self, limit: Duration) {
         self.close();
         self.wait(Some(limit), |_| false);
     }
 
-    /// Waits until `is_done` or the writer has ended, at most `limit`. In a fork of the writer's process there is nothing to wait for.
+    /// Waits until `is_done` or until the writer has ended, at most `limit`. A fork of the writer's process does not wait.
     fn wait(&self, limit: Option<Duration>, is_done: impl Fn(&Progress) -> bool) {
         if self.is_elsewhere() {
             return;
@@ -433,7 +432,7 @@ impl RecorderShared {
     }
 }
 
-/// Records after which a thread wakes the writer, whatever the writer is doing.
+/// The number of records after which a thread wakes the writer.
 fn wake_after(ring_records: usize) -> usize {
     (ring_records / 4).max(1)
 }

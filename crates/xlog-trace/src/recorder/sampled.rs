@@ -1,7 +1,7 @@
-//! Call stacks of this process: addresses are recorded where they are sampled, and resolved by the thread that writes a log.
+//! Call stacks of this process: threads record addresses, and the thread that writes a log resolves them.
 //!
-//! Sampling walks the stack and looks its addresses up in a table, under one lock. The names of functions and source lines come from
-//! the debug information of the program, which is read on the first resolution. Both tables are bounded and nothing leaves them.
+//! Sampling walks the stack and looks up its addresses in a table, under one lock. Function names and source lines come
+//! from the program's debug information, read on the first resolution. Both tables are bounded; nothing is removed.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -13,9 +13,9 @@ use super::intern::{intern_frame, is_frame_table_full};
 use crate::names::{NameId, Names};
 use crate::stacks::{MAX_FRAMES, MAX_STACKS, StackId};
 
-/// Frames of the recording itself, which every stack begins with.
+/// Extra frames of a walk: the innermost ones belong to the recorder and are omitted later.
 const OWN_FRAMES: usize = 48;
-/// Crates whose innermost frames say nothing about the program.
+/// Crates whose innermost frames are omitted, since they are not part of the program.
 const OWN_CRATES: [&str; 5] = ["backtrace", "xlog_trace", "xlog_cuda", "xlog_driver", "core"];
 
 #[derive(Debug, Default)]
@@ -28,22 +28,22 @@ struct Addresses {
 struct Resolved {
     /// The frames of each recorded stack, by its number.
     stacks: Vec<Arc<[NameId]>>,
-    /// The frames at an address: several where calls were inlined.
+    /// The frames at an address: several if calls were inlined.
     frames: HashMap<usize, Arc<[NameId]>>,
 }
 
 static RECORDED: LazyLock<Mutex<Addresses>> = LazyLock::new(Mutex::default);
 static RESOLVED: LazyLock<Mutex<Resolved>> = LazyLock::new(Mutex::default);
 
-/// Records the stack of the calling thread, without resolving it: some microseconds. A stack that the bounded table has no room for is
-/// [`StackId::LOST`].
+/// Records the stack of the calling thread without resolving it, which takes some microseconds. Returns
+/// [`StackId::LOST`] if the bounded table is full.
 #[cold]
 #[inline(never)]
 pub fn capture_stack() -> StackId {
     let mut addresses = [0usize; MAX_FRAMES + OWN_FRAMES];
     let mut depth = 0;
     #[allow(unsafe_code)]
-    // SAFETY: the caller must synchronize where the platform's unwinder is not thread-safe; the one of Linux is.
+    // SAFETY: the caller must synchronize where the platform's unwinder is not thread-safe; Linux's is.
     unsafe {
         backtrace::trace_unsynchronized(|frame| {
             if let Some(slot) = addresses.get_mut(depth) {
@@ -56,7 +56,7 @@ pub fn capture_stack() -> StackId {
     record_stack(addresses.get(..depth).unwrap_or(&[]))
 }
 
-/// Records a stack that the caller has walked itself: return addresses, the innermost first.
+/// Records a stack that the caller has walked: return addresses, the innermost first.
 pub fn record_stack(addresses: &[usize]) -> StackId {
     let mut recorded = RECORDED.lock();
     if let Some(&id) = recorded.ids.get(addresses) {
@@ -72,7 +72,7 @@ pub fn record_stack(addresses: &[usize]) -> StackId {
     StackId::from_raw(id).unwrap_or(StackId::LOST)
 }
 
-/// Resolves every stack that was recorded so far, and the debug information with it: the first time may take a second.
+/// Resolves all stacks recorded so far. The first call reads the debug information, which may take a second.
 pub fn resolve_stacks() {
     let mut resolved = RESOLVED.lock();
     let known = resolved.stacks.len();
@@ -89,7 +89,7 @@ pub fn resolve_stacks() {
     }
 }
 
-/// The frames of a recorded stack, the innermost first: `function (file:line)`, or `function`.
+/// Returns the frames of a recorded stack, the innermost first: `function (file:line)`, or `function`.
 pub fn stack_frames(stack: StackId) -> Vec<String> {
     let mut names = Names::new();
     super::intern::catch_up(&mut names);
@@ -97,7 +97,7 @@ pub fn stack_frames(stack: StackId) -> Vec<String> {
     names.stack_texts(Some(stack)).map(str::to_owned).collect()
 }
 
-/// Adds the stacks that a copy of the names does not have, resolved.
+/// Resolves the stacks that a copy of the names lacks and adds them.
 pub(super) fn catch_up(names: &mut Names) {
     resolve_stacks();
     super::intern::catch_up(names);
@@ -112,25 +112,25 @@ fn is_own(frame: NameId) -> bool {
     })
 }
 
-/// Whether the path of a frame's function begins with this crate.
+/// Returns whether the path of a frame's function begins with this crate.
 fn is_named_in(frame: &str, own: &str) -> bool {
     let rest = frame.trim_start_matches('<').strip_prefix(own);
     rest.is_some_and(|rest| rest.starts_with("::") || rest.starts_with('['))
 }
 
-/// Whether a frame's source file belongs to this crate. With line tables alone, functions are named without their path.
+/// Returns whether a frame's source file belongs to this crate. With line tables alone, functions lack their path.
 fn is_source_of(frame: &str, own: &str) -> bool {
     let Some((_, file)) = frame.rsplit_once(" (") else { return false };
     let folders: Vec<&str> = file.split('/').collect();
     folders.windows(2).any(|pair| {
         let version = pair[0].replace('-', "_");
         let version = version.strip_prefix(own);
-        // A crate of a registry has its version behind its name.
+        // A registry crate's directory has its version after its name.
         pair[1] == "src" && version.is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
     })
 }
 
-/// An address without a symbol: the file of its object and the offset there, which differ from run to run less than the address does.
+/// Describes an address without a symbol by its object file and offset, which vary less between runs than the address.
 fn place_of(address: usize) -> String {
     let none = std::ptr::null_mut();
     let mut found = libc::Dl_info {
@@ -140,13 +140,13 @@ fn place_of(address: usize) -> String {
         dli_saddr: none,
     };
     #[allow(unsafe_code)]
-    // SAFETY: any address may be asked for, and the answer is written to a live structure.
+    // SAFETY: `dladdr` accepts any address and writes to a live structure.
     let is_found = unsafe { libc::dladdr(address as *const c_void, &raw mut found) } != 0;
     if !is_found || found.dli_fname.is_null() {
         return format!("{address:#x}");
     }
     #[allow(unsafe_code)]
-    // SAFETY: the dynamic linker keeps the name of an object as long as it is loaded.
+    // SAFETY: the dynamic linker keeps the name of an object while it is loaded.
     let path = unsafe { CStr::from_ptr(found.dli_fname) }.to_string_lossy();
     let file = path.rsplit('/').next().unwrap_or(&path);
     format!("{file}+{:#x}", address.wrapping_sub(found.dli_fbase as usize))

@@ -1,8 +1,8 @@
-//! The thread that empties the rings into the file.
+//! The writer thread, which empties the rings into the file.
 //!
-//! It polls every ring at least once per write interval, and without a pause while they fill
-//! up. A flush is answered after a full round that began after the request, so that everything
-//! emitted before the request is written. The rings are emptied whatever becomes of the file.
+//! It polls every ring at least once per write interval, and continuously while rings fill up. A flush completes after a
+//! full round that began after the request, so all records emitted before it are written. The rings are emptied even if
+//! writes fail.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,7 @@ use crate::names::{NameId, Names};
 use crate::record::Record;
 use crate::stacks::StackId;
 
-/// Records taken from one ring before the next: keeps threads close to each other in the file.
+/// Records taken from one ring before the next, which keeps concurrent records close together in the file.
 const TURN_RECORDS: usize = 4096;
 
 pub(super) struct Writer {
@@ -32,7 +32,7 @@ pub(super) struct Writer {
     interval: Duration,
 }
 
-/// Notifies waiting threads that no writer is left, also if it ends by a panic.
+/// Notifies waiting threads that the writer has ended, even by a panic.
 struct Ending(Arc<RecorderShared>);
 
 impl Drop for Ending {
@@ -80,10 +80,10 @@ impl Writer {
         drop(ending);
     }
 
-    /// Empties all rings once. Returns the maximum that one of them held.
+    /// Empties all rings once. Returns the largest number of records that one of them held.
     fn empty_rings(&mut self) -> usize {
         self.shared.drain_new_rings(&mut self.rings);
-        // What is in the rings now is what this round owes; producers may go on.
+        // This round takes the records that are in the rings now; producers may go on.
         let mut owed: Vec<usize> = self.rings.iter().map(Consumer::slots).collect();
         let fullest = owed.iter().copied().max().unwrap_or(0);
         while owed.iter().any(|&left| left > 0) {
@@ -119,7 +119,7 @@ impl Writer {
     }
 }
 
-/// Copies names that are new since the copy was made.
+/// Adds new names to the writer's copy of the table.
 fn catch_up(names: &mut Names, record: &Record) {
     let lost = NameId::LOST.raw();
     let known = names.len() as u32;

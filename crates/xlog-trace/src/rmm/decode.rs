@@ -1,4 +1,4 @@
-//! Reading RMM's log.
+//! Reads RMM's log.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,9 @@ use super::{NANOS_PER_DAY, RMM_HEADER};
 /// Handles below this are RMM's well-known streams and keep their number.
 const FIRST_FREE_STREAM: u64 = 3;
 
-/// Reads an RMM log.
 pub(crate) type RmmReader<R> = TextReader<R, RmmColumns>;
 
-/// The six columns of RMM, with what earlier lines say of streams and of the day.
+/// The six columns of RMM, with the streams and the day known from earlier lines.
 #[derive(Debug, Default)]
 pub(crate) struct RmmColumns {
     fields: Fields,
@@ -95,14 +94,14 @@ impl Columns for RmmColumns {
 }
 
 impl RmmColumns {
-    /// Nanoseconds since the midnight before the log's first record.
+    /// Converts a time of day to nanoseconds since the midnight before the log's first record.
     fn absolute(&mut self, time_of_day: u64) -> u64 {
         const HALF: u64 = NANOS_PER_DAY / 2;
         let mut day = self.day;
         if time_of_day + HALF < self.last_time {
             day += 1;
         } else if time_of_day > self.last_time + HALF && day > 0 {
-            // A record of before midnight, written after one of after midnight.
+            // A record from before midnight, written after one from after midnight.
             return at(day - 1, time_of_day);
         }
         self.day = day;
@@ -111,12 +110,12 @@ impl RmmColumns {
     }
 }
 
-/// The time on a day. Saturates: a log can claim more midnights than 64 bits of nanoseconds hold.
+/// Returns the time on a day, saturating: a log may contain more midnights than 64 bits of nanoseconds hold.
 fn at(day: u64, time_of_day: u64) -> u64 {
     day.saturating_mul(NANOS_PER_DAY).saturating_add(time_of_day)
 }
 
-/// The number of a stream by its handle, the same for the same handle.
+/// Returns the number of the stream with this handle.
 fn stream_number(streams: &mut HashMap<u64, u32>, handle: u64) -> Option<u32> {
     if handle < FIRST_FREE_STREAM {
         return Some(handle as u32);
@@ -132,7 +131,7 @@ fn stream_number(streams: &mut HashMap<u64, u32>, handle: u64) -> Option<u32> {
     Some(next as u32)
 }
 
-/// Nanoseconds since midnight of `HH:MM:SS.uuuuuu`.
+/// Parses `HH:MM:SS.uuuuuu` to nanoseconds since midnight.
 fn time_of_day(text: &[u8]) -> Option<u64> {
     let [h1, h2, b':', m1, m2, b':', s1, s2, b'.' | b':', micros @ ..] = text else { return None };
     let pair = |a: u8, b: u8, below: u64| decimal(&[a, b]).filter(|&value| value < below);

@@ -1,4 +1,4 @@
-//! Writing RMM's log. Records of actions that RMM does not have are left out.
+//! Writes RMM's log. Actions that RMM lacks are left out.
 
 use crate::action::Action;
 use crate::csv::fields::{decimal, hex, put_decimal, put_hex};
@@ -27,7 +27,7 @@ impl Encoder for RmmEncoder {
             Action::Allocate if record.is_failure() => b",allocate failure,",
             Action::AllocateFailure => b",allocate failure,",
             Action::Allocate => b",allocate,",
-            // A free that was refused freed nothing.
+            // A refused free freed nothing.
             Action::Deallocate if !record.is_failure() => b",free,",
             _ => return false,
         };
@@ -57,7 +57,7 @@ impl Encoder for RmmEncoder {
     fn end(&mut self, _written: u64, _dropped: u64, _out: &mut Vec<u8>) {}
 }
 
-/// Whether a stream's name is what RMM would write.
+/// Returns whether a stream's name has the form that RMM writes.
 fn is_handle(name: &str) -> bool {
     name == "(nil)" || hex(name.as_bytes()).or_else(|| decimal(name.as_bytes())).is_some()
 }

@@ -1,7 +1,7 @@
 //! RMM's allocation log: six columns of CSV, read and written without changing a byte.
 //!
-//! Stream handles become small numbers that keep their text as a name; the time of day becomes
-//! nanoseconds, with a day added when it passes midnight. What RMM does not know stays absent.
+//! Stream handles become small numbers whose names keep the handle's text. The time of day becomes nanoseconds, plus a
+//! day for every midnight passed. Fields that RMM lacks stay absent.
 
 mod decode;
 mod encode;

@@ -1,8 +1,8 @@
 //! Queries over columns.
 //!
-//! Four threads, each with a stream. A query loads columns with their validity bits, filters them by a mask, joins through a hash
-//! table or sorts, aggregates, and leaves a result that is kept among the latest ones. Its temporaries go in another order than
-//! they came.
+//! Four threads, each with a stream. A query loads columns with their validity bits, filters them by a mask, joins through a
+//! hash table or sorts, aggregates, and keeps its result among the latest ones. Temporaries are not freed in the order of
+//! their allocation.
 
 use super::{LaneId, Minstd, Model, Script, scaled};
 use crate::{Sizes, draw_size};
@@ -17,7 +17,7 @@ impl Dataframe {
         Self { scale }
     }
 
-    /// Columns of a table and their validity bits: two slots a column.
+    /// Allocates the columns of a table and their validity bits: two slots per column.
     fn load(&self, script: &mut Script, random: &mut Minstd, rows: u64) -> Vec<usize> {
         let mut slots = Vec::new();
         for _ in 0..random.draw(2, 8) {
@@ -30,7 +30,7 @@ impl Dataframe {
     }
 }
 
-/// Bits of `rows` in whole units of 64 bytes.
+/// Returns the bytes of `rows` bits, in units of 64 bytes.
 fn bitmap(rows: u64) -> u64 {
     rows.div_ceil(8).next_multiple_of(64)
 }

@@ -1,8 +1,8 @@
 //! Relations that grow to a fixed point.
 //!
-//! Two threads with two streams each. A script is one stratum: in each round the facts that were new join the full relation, the
-//! result is sorted, rid of duplicates and of what was known, and the full relation is built anew with it. The number of new
-//! facts grows and then dies away, so sizes change from round to round and the largest blocks are replaced all the time.
+//! Two threads with two streams each. A script is one stratum. Each round joins the new facts with the full relation, sorts the
+//! result, removes duplicates and known facts, and rebuilds the full relation. The number of new facts grows and then
+//! declines, so sizes vary between rounds and the largest blocks are replaced constantly.
 
 use super::{LaneId, Minstd, Model, Script, scaled};
 use crate::{Sizes, draw_size};
@@ -44,7 +44,7 @@ impl Model for Datalog {
             let offsets = script.allocate(fresh * 8, "join offsets");
             let total = script.allocate(8, "join total");
             script.work(facts / 16 + 5_000);
-            // More in the first third of the rounds, fewer after.
+            // The growth is higher in the first third of the rounds.
             let growth =
                 if round * 3 < rounds { random.draw(90, 220) } else { random.draw(30, 90) };
             let joined = (fresh * growth / 100).max(1);

@@ -1,4 +1,4 @@
-//! Scripts side by side, as one log.
+//! Merges the scripts of several lanes into one log.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
@@ -7,12 +7,11 @@ use xlog_trace::{Action, Format, Header, LogWriter, NameId, Names, Record, Trace
 
 use super::{LaneId, LogSettings, MadeLog, Minstd, Model, Script, Step};
 
-/// Where the made-up addresses begin.
+/// The start of the synthetic addresses.
 const BASE: u64 = 0x7f00_0000_0000;
-/// 2026-01-01, so that the same settings give the same file at any time.
+/// 2026-01-01: a fixed epoch, so that settings determine the file.
 const EPOCH_NANOS: u64 = 1_767_225_600_000_000_000;
 
-/// A block that is live in the log.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     ptr: u64,
@@ -30,13 +29,12 @@ struct Lane {
     query: u64,
 }
 
-/// The log, and its live blocks.
 struct Log<W: Write> {
     writer: LogWriter<W>,
     names: Names,
     random: Minstd,
     next: u64,
-    /// Addresses that were freed, by the room they have.
+    /// Freed addresses by the size class of their block.
     free: HashMap<u64, Vec<u64>>,
     order: u64,
     time: u64,
@@ -83,7 +81,7 @@ pub(super) fn run<W: Write>(
     while log.order < settings.records {
         let at = log.random.draw(0, lanes.len() as u64 - 1) as usize;
         let Some(lane) = lanes.get_mut(at) else { break };
-        // A thread gets on by a few calls at a time.
+        // A lane advances by a few steps at a time.
         for _ in 0..log.random.draw(1, 8) {
             if log.order >= settings.records {
                 break;
@@ -189,7 +187,7 @@ impl<W: Write> Log<W> {
     }
 }
 
-/// Eight sizes to each power of two, so that addresses are used again and never run out.
+/// Returns the size class: eight per power of two, so that addresses are reused and never run out.
 fn room_of(bytes: u64) -> u64 {
     let step = (bytes.next_power_of_two() / 16).max(512);
     bytes.next_multiple_of(step)

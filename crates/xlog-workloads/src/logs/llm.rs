@@ -1,15 +1,15 @@
 //! A language model that serves requests.
 //!
-//! One thread, one stream for the work and one for the cache. Weights are there from the beginning. A request takes activations by
-//! the length of its prompt, then a page of the key-value cache for every 16 tokens, and a few small buffers for each token;
-//! all its pages go when it ends. Up to 24 requests run at a time.
+//! One thread, one stream for the work and one for the cache. Weights are allocated first. A request takes activations by
+//! the length of its prompt, then a page of the key-value cache for every 16 tokens, and a few small buffers per token. Its
+//! pages are freed when it ends. Up to 24 requests run at a time.
 
 use super::{LaneId, Minstd, Model, Script, scaled};
 use crate::{Sizes, draw_size};
 
 const LAYERS: u64 = 16;
 const VOCABULARY: u64 = 32_000;
-/// Bytes of a value.
+/// Bytes of a half-precision value.
 const HALF: u64 = 2;
 const PAGE_TOKENS: u64 = 16;
 
@@ -23,7 +23,7 @@ impl Llm {
         Self { width: scaled(2_048, scale.sqrt()).next_multiple_of(64) }
     }
 
-    /// Keys and values of [`PAGE_TOKENS`] tokens, all layers; four queries share a head.
+    /// Returns the bytes of keys and values of [`PAGE_TOKENS`] tokens in all layers; four queries share a head.
     fn page(&self) -> u64 {
         2 * LAYERS * PAGE_TOKENS * self.width / 4 * HALF
     }

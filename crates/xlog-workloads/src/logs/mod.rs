@@ -1,8 +1,8 @@
-//! Allocation logs as programs of three kinds would write them, made from a seed.
+//! Allocation logs of three kinds of synthetic programs.
 //!
-//! A kind is a model that writes scripts: steps that allocate, free and keep blocks. Lanes run scripts side by side, in turns that
-//! the seed decides; each lane is a place in a thread and on a stream. Live blocks never overlap, no block is freed before it
-//! is allocated, and all are freed at the end. The same settings and seed give the same bytes.
+//! A kind is a model that produces scripts: steps that allocate, free and keep blocks. Lanes, each on a thread and a stream,
+//! run scripts concurrently, in an order that the seed determines. Live blocks never overlap, and every block is freed
+//! after its allocation. Settings and seed determine the bytes of the log.
 
 mod dataframe;
 mod datalog;
@@ -16,7 +16,7 @@ use xlog_trace::{Format, TraceError};
 
 use super::Minstd;
 
-/// The kind of program that the log is of.
+/// The kind of a synthetic program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum LogKind {
@@ -29,10 +29,10 @@ pub enum LogKind {
 }
 
 impl LogKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Dataframe, Self::Llm, Self::Datalog];
 
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl FromStr for LogKind {
     }
 }
 
-/// How a log is made.
+/// The settings of a log.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct LogSettings {
@@ -74,9 +74,9 @@ impl LogSettings {
     xlog_base::setters! {
         /// Sets the approximate number of records.
         with_records(records: u64) { records: records }
-        /// From this seed.
+        /// Sets the seed.
         with_seed(seed: u64) { seed: seed }
-        /// With sizes multiplied by this.
+        /// Sets the scale.
         with_scale(scale: f64) { scale: scale }
     }
 }
@@ -87,11 +87,11 @@ impl LogSettings {
 pub struct MadeLog {
     /// Records written.
     pub records: u64,
-    /// Scripts that were begun: queries, requests or strata.
+    /// Scripts begun: queries, requests or strata.
     pub scripts: u64,
-    /// Most requested bytes live at a time.
+    /// The maximum requested bytes live at a time.
     pub peak_bytes: u64,
-    /// Most blocks live at a time.
+    /// The maximum number of live blocks.
     pub peak_blocks: u64,
 }
 
@@ -110,7 +110,7 @@ pub fn write_log<W: Write>(
     lanes::run(model, settings, format, out)
 }
 
-/// One step of a script. Slots are the script's own; one is filled at most once.
+/// One step of a script. Slots belong to the script; each is filled at most once.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Allocate {
@@ -119,39 +119,38 @@ enum Step {
         tag: &'static str,
     },
     Free(usize),
-    /// Gives the block to all: it is freed once newer ones take its room.
+    /// Keeps the block beyond the script: it is freed when newer kept blocks exceed the limit.
     Keep(usize),
     /// Work of this duration in nanoseconds.
     Work(u64),
 }
 
-/// Where a lane runs.
+/// The thread and stream of a lane.
 #[derive(Clone, Copy, Debug)]
 struct LaneId {
     thread: u64,
     stream: u32,
 }
 
-/// A kind of program.
 trait Model {
-    /// Allocations before everything else, freed at the very end.
+    /// Returns the allocations that precede all scripts and are freed at the end.
     fn prologue(&self) -> Vec<(u64, &'static str)> {
         Vec::new()
     }
 
-    /// Where the lanes run.
+    /// Returns the lanes.
     fn lanes(&self) -> Vec<LaneId>;
 
-    /// Bytes of kept blocks.
+    /// Returns the maximum bytes of kept blocks.
     fn keep_bytes(&self) -> u64 {
         0
     }
 
-    /// The next step of a lane.
+    /// Returns the next script.
     fn script(&mut self, random: &mut Minstd) -> Script;
 }
 
-/// A script that is being written.
+/// A script under construction.
 #[derive(Clone, Debug, Default)]
 struct Script {
     steps: Vec<Step>,
@@ -183,7 +182,7 @@ impl Script {
     }
 }
 
-/// `count` times `scale`, at least one.
+/// Returns `count` times `scale`, at least one.
 fn scaled(count: u64, scale: f64) -> u64 {
     ((count as f64 * scale) as u64).max(1)
 }
@@ -229,7 +228,7 @@ mod tests {
                 }
             }
             assert_eq!((records, live.len()), (made.records, 0));
-            // Threads free what others allocated, where there are several and something is kept.
+            // If there are several threads and kept blocks, threads free what others allocated.
             assert_eq!(foreign > 0, kind != LogKind::Llm, "{}", kind.name());
         }
     }

@@ -1,15 +1,17 @@
-//! The transitive closure with fixed capacities: lengths stay on the device, so rounds need no word from the host and can be captured.
+//! The transitive closure with fixed capacities: lengths stay on the device, so rounds need no host and can be captured.
 //!
-//! Capacities are powers of two. A round is one kernel. Each round of a batch has a counter of its own in the state: it extends as many pairs as
-//! its counter says, and counts what it finds in the next one. A batch of rounds is queued at once, kernel by kernel or as one graph; the host
-//! then reads the counters, and queues a further, short batch if the last one is not 0. Rounds after the last one find no pair and do nothing, so
-//! the first batch is as long as the longest run so far: mostly a run is one batch and one read. Each of its kernels has a thread for every pair that
-//! its round extended in the run that set the length: with a thread for every pair that fits, kernels of few pairs would keep those of other runs
-//! from the processors. If something did not fit, capacities are doubled and the run begins anew. Graphs are captured again for new capacities; that
-//! of the first batch also after the first run, and when it becomes longer. Both forms queue the same kernels through the same code, and read at the same rounds.
+//! A round is one kernel with its own counter in the state: it extends the pairs that its counter gives and adds what it finds
+//! to the next one. A batch of rounds is queued at once, as kernels or as one graph. The host then reads the counters and
+//! queues a further, short batch unless the last counter is 0. Rounds after the last productive one do nothing.
 //!
-//! A run begins and finishes in two calls, and the first one never waits. So one host thread can have runs of several programs in flight, each on a
-//! stream of its own.
+//! - The first batch grows to the longest run so far, so most runs take one batch and one read.
+//! - The kernels of the first batch have one thread per pair that their round extended in the run that set its length. A thread
+//!   per pair of capacity would keep the kernels of other runs off the processors.
+//! - Capacities are powers of two. If one overflows, all are doubled and the run restarts. Graphs are captured again for new
+//!   capacities; that of the first batch also after the first run and whenever it grows.
+//! - Both forms queue the same kernels by the same code and read at the same rounds.
+//! - A run begins and finishes in two calls, and the first never waits. So one host thread can have runs of several programs in
+//!   flight, each on its own stream.
 
 use std::cell::OnceCell;
 use std::time::{Duration, Instant};
@@ -21,48 +23,48 @@ use super::fixpoint::Fixpoint;
 use super::kernels::rounds::{FOUND, OVERFLOW, Round, state_words};
 use super::{Column, Session, table_places};
 
-/// Rounds of the first batch of a first run, and of every further batch. Every batch is a multiple of `BATCH_STEP`.
+/// Rounds of the first batch of a first run, and of every further batch: a multiple of `BATCH_STEP`.
 pub const BATCH: usize = 16;
 
-/// First batches grow by this; even, because pairs go back and forth between two buffers.
+/// The increment of first batches; even, because pairs alternate between two buffers.
 const BATCH_STEP: usize = 8;
 
-/// The longest batch.
+/// The maximum number of rounds in a batch.
 const MAX_BATCH: usize = 512;
 
-/// Places of the table of edges. At most a quarter of them is taken, because the longest search decides how long a round takes.
+/// Returns the slots of the edge table. At most a quarter is used, because the longest probe sequence delays the round.
 fn edge_places(rows: usize) -> usize {
     table_places(rows.saturating_mul(2))
 }
 
-/// The first batch in which a run of `rounds` rounds ends.
+/// Returns the rounds of the first batch that holds a run of `rounds` rounds.
 fn batch_for(rounds: usize) -> usize {
     rounds.next_multiple_of(BATCH_STEP).clamp(BATCH, MAX_BATCH)
 }
 
-/// Capacities may be doubled this often.
+/// The maximum number of times that capacities are doubled.
 const MAX_DOUBLINGS: u32 = 16;
 
-/// The form in which rounds are queued.
+/// How rounds are queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// Each kernel is launched.
+    /// Each kernel is launched separately.
     Kernels,
-    /// A batch is one graph.
+    /// A batch is launched as one graph.
     Graph,
 }
 
-/// Elements of the buffers, powers of two.
+/// The capacities of the buffers in elements, powers of two.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capacity {
     /// Pairs of a round.
     pub pairs: usize,
-    /// Places of the set.
+    /// Slots of the set.
     pub set: usize,
 }
 
 impl Capacity {
-    /// The capacities that a graph of `rows` edges begins with.
+    /// Returns the initial capacities for a graph of `rows` edges.
     #[must_use]
     pub fn for_edges(rows: usize) -> Self {
         Self { pairs: rows.next_power_of_two(), set: table_places(8 * rows) }
@@ -73,7 +75,6 @@ impl Capacity {
     }
 }
 
-/// The buffers of the rounds.
 #[derive(Debug)]
 struct Buffers {
     table: Column<u64>,
@@ -103,7 +104,7 @@ impl Buffers {
         [&self.table, &self.set, first, second, &self.state]
     }
 
-    /// The buffers of a round of a batch.
+    /// Returns the buffers of a round of a batch.
     fn round(&self, number: usize, expected: usize) -> Round<'_> {
         let [even, odd] = &self.pairs;
         let (pairs, fresh) = if number.is_multiple_of(2) { (even, odd) } else { (odd, even) };
@@ -112,21 +113,21 @@ impl Buffers {
     }
 }
 
-/// Bytes of the buffers, each rounded as the runtime rounds it.
+/// Returns the bytes of the buffers, each rounded as the runtime rounds it.
 fn bytes_for(rows: usize, capacity: Capacity) -> usize {
     let Capacity { pairs, set } = capacity;
     let lengths = [edge_places(rows), set, pairs, pairs, state_words(MAX_BATCH)];
     lengths.iter().map(|len| (len * size_of::<u64>()).next_multiple_of(256)).sum()
 }
 
-/// The graphs of one capacity: the beginning of a run with its first batch, and a further batch, which never grows.
+/// The graphs of one capacity: the start of a run with its first batch, and a further batch, which never grows.
 #[derive(Debug)]
 struct Graphs {
     first: Graph,
     further: Graph,
 }
 
-/// A fixpoint with fixed capacities, for runs on several data of one size.
+/// A fixpoint with fixed capacities, for several runs on data of one size.
 #[derive(Debug)]
 pub struct FixedFixpoint<'s> {
     session: &'s Session<'s>,
@@ -135,7 +136,7 @@ pub struct FixedFixpoint<'s> {
     capacity: Capacity,
     /// Rounds of the first batch.
     batch: usize,
-    /// The pairs that each round has extended, of the run that made the first batch as long as it is.
+    /// The pairs that each round extended in the run that set the length of the first batch.
     lengths: Vec<usize>,
     edges: Column<u64>,
     buffers: Buffers,
@@ -143,53 +144,52 @@ pub struct FixedFixpoint<'s> {
     form: Form,
     captures: u32,
     capture_time: Duration,
-    /// Launches that went into captures.
+    /// Launches that were captured.
     captured: usize,
-    /// Whether there are edges for the next run.
+    /// Whether edges for the next run are loaded.
     is_loaded: bool,
-    /// The run in flight.
     running: Option<Running>,
 }
 
-/// What a run in flight began with.
+/// The counters at the start of a run in flight.
 #[derive(Clone, Copy, Debug)]
 struct Running {
-    /// Launches of the program before it.
+    /// Launches of the program before the run.
     launches: usize,
 }
 
-/// One run.
+/// The result of one run.
 #[derive(Debug)]
 #[must_use]
 pub struct FixedRun {
-    /// The pairs, which may still be on their way.
+    /// The pairs, which the device may still be writing.
     pub result: Column<u64>,
     /// The number of rounds that found pairs.
     pub rounds: u32,
     /// How often the host read the state.
     pub reads: u32,
-    /// Launches of the run, a graph counted once.
+    /// Launches of the run; a graph counts once.
     pub launches: usize,
 }
 
-/// What the counters of a run add up to.
+/// The sum of a run's counters.
 #[derive(Default, Debug)]
 struct Closed {
     /// Pairs in the set.
     entries: usize,
-    /// The pairs that each round has extended.
+    /// The pairs that each round extended.
     lengths: Vec<usize>,
 }
 
 impl Closed {
-    /// The number of rounds that found pairs.
+    /// Returns the number of rounds that found pairs.
     fn rounds(&self) -> usize {
         self.lengths.iter().filter(|length| **length > 0).count()
     }
 }
 
 impl<'s> FixedFixpoint<'s> {
-    /// Buffers and, for graphs, captures for graphs of `rows` edges, on the first stream of the session.
+    /// Allocates buffers and, for [`Form::Graph`], captures the graphs for `rows` edges, on the session's first stream.
     pub fn new(
         session: &'s Session<'s>,
         rows: usize,
@@ -229,7 +229,7 @@ impl<'s> FixedFixpoint<'s> {
         self.finish()
     }
 
-    /// Queues the making of the edges that the next run begins with.
+    /// Queues the generation of the next run's edges.
     #[allow(unsafe_code)]
     pub fn load(&mut self, work: &Fixpoint) -> Result<()> {
         if work.rows != self.rows {
@@ -242,8 +242,8 @@ impl<'s> FixedFixpoint<'s> {
         Ok(())
     }
 
-    /// Queues the first batch of a run on the loaded edges, and does not wait. [`FixedFixpoint::finish`] must end the run before another one
-    /// begins.
+    /// Queues the first batch of a run on the loaded edges, without waiting. [`FixedFixpoint::finish`] must end the run before
+    /// another one begins.
     pub fn begin(&mut self) -> Result<()> {
         self.check_idle()?;
         if !std::mem::take(&mut self.is_loaded) {
@@ -262,7 +262,7 @@ impl<'s> FixedFixpoint<'s> {
         }
     }
 
-    /// Waits for the run that has begun, and goes on with it until its closure is complete.
+    /// Waits for the run in flight and continues it until its closure is complete.
     pub fn finish(&mut self) -> Result<FixedRun> {
         let missing = || XlogError::Kernel("no run is in flight; begin one first".to_owned());
         let running = self.running.take().ok_or_else(missing)?;
@@ -281,7 +281,7 @@ impl<'s> FixedFixpoint<'s> {
         Err(XlogError::Kernel(format!("the closure does not fit {:?}", self.capacity)))
     }
 
-    /// Launches of the session so far, without those that were captured.
+    /// Returns the session's launches so far, without the captured ones.
     fn launches(&self) -> usize {
         self.session.launches() - self.captured
     }
@@ -298,7 +298,7 @@ impl<'s> FixedFixpoint<'s> {
         }
     }
 
-    /// After the first batch: queues further ones until no pair is left; `None` if something did not fit.
+    /// After the first batch, queues further ones until no pair is left; returns `None` if a capacity overflowed.
     fn close(&self, reads: &mut u32) -> Result<Option<Closed>> {
         let (mut batch, mut closed) = (self.batch, Closed::default());
         loop {
@@ -309,7 +309,7 @@ impl<'s> FixedFixpoint<'s> {
             if too_many || state.get(OVERFLOW) != Some(&0) {
                 return Ok(None);
             }
-            // The last counter is the first one of the next batch, and counted there.
+            // The last counter is the first of the next batch, and is counted there.
             let Some((left, extended)) = found.split_last() else { return Ok(None) };
             closed.entries += extended.iter().sum::<u64>() as usize;
             closed.lengths.extend(extended.iter().map(|pairs| *pairs as usize));
@@ -324,7 +324,7 @@ impl<'s> FixedFixpoint<'s> {
         }
     }
 
-    /// Doubles the capacities; graphs are captured again.
+    /// Doubles the capacities and captures the graphs again.
     fn grow(&mut self) -> Result<()> {
         self.capacity = self.capacity.doubled();
         self.graphs = None;
@@ -335,8 +335,8 @@ impl<'s> FixedFixpoint<'s> {
         Ok(())
     }
 
-    /// Makes the first batch long enough for a run that took more than one, with threads for its pairs; the graph is captured again, in the same
-    /// memory. The first run does so in any case.
+    /// Extends the first batch for a run that took more than one, with threads for its pairs, and captures its graph again in the
+    /// same memory. The first run always does so.
     fn lengthen(&mut self, closed: Closed) -> Result<()> {
         let batch = batch_for(closed.rounds()).max(self.batch);
         if batch == self.batch && !self.lengths.is_empty() {
@@ -366,7 +366,7 @@ impl<'s> FixedFixpoint<'s> {
         }
     }
 
-    /// Lists the set, in a buffer of exactly its size.
+    /// Lists the set in a buffer of exactly its size.
     #[allow(unsafe_code)]
     fn collect(&self, len: usize) -> Result<Column<u64>> {
         let (session, stream) = (self.session, self.stream);
@@ -378,22 +378,22 @@ impl<'s> FixedFixpoint<'s> {
             .write(&pairs)
             .read_write(state)
             .moves(set.size_bytes() + pairs.size_bytes())
-            // SAFETY: there is room for all of the set, the run has zeroed the state's first word, and the launch names all it touches.
+            // SAFETY: the buffer holds all of the set, the run has zeroed the state's first word, and the launch names all its buffers.
             .run(|kernels, stream| unsafe { kernels.collect(stream, set, &pairs, state) })?;
         Ok(pairs)
     }
 
-    /// The session that it runs in.
+    /// Returns its session.
     pub fn session(&self) -> &Session<'s> {
         self.session
     }
 
-    /// The capacities now.
+    /// Returns the current capacities.
     pub fn capacity(&self) -> Capacity {
         self.capacity
     }
 
-    /// Bytes that the rounds keep: the arena of the graphs, or the blocks of the buffers.
+    /// Returns the bytes kept for the rounds: the arena of the graphs, or the blocks of the buffers.
     pub fn held_bytes(&self) -> usize {
         match &self.graphs {
             Some(graphs) => graphs.first.arena_bytes(),
@@ -404,13 +404,13 @@ impl<'s> FixedFixpoint<'s> {
         }
     }
 
-    /// How often graphs were captured, and how long that took.
+    /// Returns how often graphs were captured, and the total time.
     pub fn captures(&self) -> (u32, Duration) {
         (self.captures, self.capture_time)
     }
 }
 
-/// When a capture began, and after how many launches.
+/// The time and the number of launches at the start of a capture.
 struct Capture {
     at: Instant,
     launches: usize,
@@ -422,19 +422,19 @@ impl Capture {
     }
 }
 
-/// What queues the rounds, kernel by kernel or into a capture.
+/// Queues the rounds, kernel by kernel or into a capture.
 #[derive(Clone, Copy)]
 struct Rounds<'a> {
     session: &'a Session<'a>,
     stream: StreamId,
     edges: &'a Column<u64>,
     batch: usize,
-    /// The pairs that each round of the first batch is likely to extend; as many as fit where there is none.
+    /// The pairs that each round of the first batch is expected to extend; the capacity for rounds without a value.
     lengths: &'a [usize],
 }
 
 impl Rounds<'_> {
-    /// The buffers of a capacity, and their graphs.
+    /// Allocates the buffers of a capacity and captures their graphs.
     fn build(self, form: Form, capacity: Capacity) -> Result<(Buffers, Option<Graphs>)> {
         let rows = self.edges.len();
         let alloc = |stream| Buffers::alloc(self.session, stream, rows, capacity);
@@ -456,7 +456,7 @@ impl Rounds<'_> {
         Ok((buffers.into_inner().ok_or_else(missing)?, Some(graphs)))
     }
 
-    /// Captures both graphs on the buffers that `buffers` gives inside the captures.
+    /// Captures both graphs on the buffers that `buffers` returns inside the captures.
     fn capture<'b>(
         self,
         options: &CaptureOptions,
@@ -479,13 +479,13 @@ impl Rounds<'_> {
         runtime.capture_with(self.stream, options, |scope| self.queue_first(buffers(scope.id())?))
     }
 
-    /// Begins a run, and queues its first batch.
+    /// Starts a run and queues its first batch.
     fn queue_first(self, buffers: &Buffers) -> Result<()> {
         queue_start(self.session, self.stream, self.edges, buffers)?;
         self.queue_rounds(buffers, self.batch, self.lengths)
     }
 
-    /// Queues a batch that goes on from the one before.
+    /// Queues a batch that continues the previous one.
     #[allow(unsafe_code)]
     fn queue_further(self, buffers: &Buffers) -> Result<()> {
         let state = &buffers.state;
@@ -506,7 +506,7 @@ impl Rounds<'_> {
     }
 }
 
-/// Hashes the edges and lets them through the empty set: they are the pairs of the first round.
+/// Hashes the edges and inserts them into the empty set: they are the pairs of the first round.
 #[allow(unsafe_code)]
 fn queue_start(
     session: &Session<'_>,
@@ -532,7 +532,7 @@ fn queue_start(
         .write(pairs)
         .read_write(state)
         .moves(edges.len() * 48)
-        // SAFETY: the table has an empty place for every edge, no pair is written beyond the capacity, and the launch names all it touches.
+        // SAFETY: the table has an empty slot for every edge, no pair is written beyond the capacity, and the launch names all its buffers.
         .run(|kernels, stream| unsafe { kernels.insert_edges(stream, edges, first) })
 }
 
@@ -545,7 +545,7 @@ fn queue_extend(session: &Session<'_>, stream: StreamId, round: Round<'_>) -> Re
         .read(round.table)
         .read_write(round.set)
         .write(round.fresh)
-        // SAFETY: no pair is written beyond the capacity, and the launch names all it touches.
+        // SAFETY: no pair is written beyond the capacity, and the launch names all its buffers.
         .run(|kernels, stream| unsafe { kernels.extend_pairs(stream, round) })
 }
 

@@ -1,10 +1,10 @@
 //! The transitive closure of a graph by semi-naive joins.
 //!
-//! A round joins the pairs that the round before found with the edges, and keeps what no round found: `(x, y)` and an edge from `y`
-//! to `z` make `(x, z)`. The pairs of a round are in as many parts as there are streams; each part is joined on a stream of its own,
-//! another one in each round, into a buffer of exactly the size that was counted. What was found is in one hash set, which all parts
-//! go through one after the other and which grows when it has to. Parts, counts and candidates are dropped as soon as their last
-//! launch is queued. The host reads two numbers of each part in each round: how many candidates, and how many of them were new.
+//! A round joins the pairs that the previous round found with the edges and keeps the new ones: `(x, y)` and an edge from `y`
+//! to `z` make `(x, z)`. The pairs of a round are split into one part per stream. Each part is joined on its own stream, another
+//! one in each round, into a buffer of exactly the counted size. One hash set, which grows when necessary, holds all pairs; the
+//! parts are inserted one after another. Parts, counts and candidates are dropped as soon as their last launch is queued. The
+//! host reads two numbers of each part in each round: the candidates, and how many of them were new.
 
 use xlog_cuda::device_runtime::Access;
 use xlog_cuda::{Result, StreamId};
@@ -13,7 +13,7 @@ use super::numbers::seed_for;
 use super::touched::touch;
 use super::{Column, EMPTY, Session, Verdict, address, host, table_places, tile_sums};
 
-/// A random graph with fewer edges than vertices, so that paths end: about nine vertices can be reached from each.
+/// A random graph with fewer edges than vertices, so that paths end: about nine vertices are reachable from each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fixpoint {
     /// Edges, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
@@ -22,14 +22,13 @@ pub struct Fixpoint {
     pub seed: u64,
 }
 
-/// Pairs that the round before found.
+/// Pairs that the previous round found.
 struct PairRange {
     pairs: Column<u64>,
-    /// How many there are; the buffer may be longer.
+    /// The number of pairs; the buffer may be longer.
     len: usize,
 }
 
-/// A part whose matches are counted.
 struct Counted {
     part: PairRange,
     counts: Column<u32>,
@@ -37,36 +36,36 @@ struct Counted {
     step: usize,
 }
 
-/// A part that went through the set.
+/// A part that was inserted into the set.
 struct Inserted {
     fresh: Column<u64>,
     count: Column<u64>,
     step: usize,
 }
 
-/// Everything that was found.
+/// All pairs found.
 struct Set {
     places: Column<u64>,
     len: usize,
 }
 
 impl Fixpoint {
-    /// The seed of the edges.
+    /// Returns the seed of the edges.
     pub fn edge_seed(&self) -> u64 {
         seed_for(self.seed, 4)
     }
 
-    /// Vertices are below this: one in ten more than there are edges.
+    /// Returns the number of vertices: a tenth more than edges.
     pub fn vertices(&self) -> u32 {
         u32::try_from(self.rows + self.rows / 9 + 1).unwrap_or(u32::MAX)
     }
 
-    /// Makes the edges and finds their closure, as [`Fixpoint::run_on`] does.
+    /// Generates the edges and finds their closure, as [`Fixpoint::run_on`] does.
     pub fn run(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, u32)> {
         self.run_on(self.edges(session, first)?, session, first)
     }
 
-    /// Makes the edges.
+    /// Generates the edges.
     pub fn edges(&self, session: &Session<'_>, first: usize) -> Result<Column<u64>> {
         let stream = session.stream(first);
         let edges = session.alloc::<u64>(stream, self.rows, "fixpoint edges")?;
@@ -74,7 +73,7 @@ impl Fixpoint {
         Ok(edges)
     }
 
-    /// Queues the making of the edges, in a buffer of their length.
+    /// Queues the generation of the edges in a buffer of their length.
     #[allow(unsafe_code)]
     pub(super) fn generate(
         &self,
@@ -92,8 +91,8 @@ impl Fixpoint {
             })
     }
 
-    /// Runs all rounds, on the streams of the session from step `first` on; gives the pairs, which may still be on their way, and the
-    /// number of rounds.
+    /// Runs all rounds, on the streams of the session from step `first` on. Returns the pairs, which the device may still be
+    /// writing, and the number of rounds.
     pub fn run_on(
         &self,
         edges: Column<u64>,
@@ -110,7 +109,7 @@ impl Fixpoint {
                 .map(|(part, pairs)| count(session, first + part + rounds as usize, pairs, &edges))
                 .collect::<Result<Vec<_>>>()?;
             let mut inserted = Vec::with_capacity(counted.len());
-            // All numbers first: what is queued after them needs no more word from the host.
+            // All counts are read first: the work queued afterwards needs no further read.
             let matches = counted
                 .iter()
                 .map(|part| session.read_last(session.stream(part.step), &part.sums))
@@ -127,8 +126,7 @@ impl Fixpoint {
         Ok((collect(session, first, &set)?, rounds))
     }
 
-    /// Hashes the edges, and lets them through the set in as many parts as there are streams: they are the pairs that
-    /// the first round begins with.
+    /// Hashes the edges and inserts them into the set, in one part per stream: they are the pairs of the first round.
     #[allow(unsafe_code)]
     fn start(
         &self,
@@ -145,7 +143,7 @@ impl Fixpoint {
             .read(&edges)
             .read_write(&table)
             .moves(rows * 24)
-            // SAFETY: the table has an empty place for every edge, and the launch names all it touches.
+            // SAFETY: the table has an empty slot for every edge, and the launch names all its buffers.
             .run(|kernels, stream| unsafe { kernels.build_pairs(stream, &edges, &table) })?;
 
         let places = session.alloc::<u64>(stream(2), table_places(rows), "fixpoint set")?;
@@ -157,7 +155,7 @@ impl Fixpoint {
         Ok((table, set, parts))
     }
 
-    /// Compares pairs with the closure that the host finds by searching from every vertex, on `threads` threads.
+    /// Compares pairs with the closure that the host finds by a search from every vertex, on `threads` threads.
     pub fn verify(&self, pairs: &[u64], threads: usize) -> Verdict {
         let expected = host::closure::expected(self, threads);
         let found = host::closure::fingerprint(pairs, threads);
@@ -172,7 +170,7 @@ impl Fixpoint {
     }
 }
 
-/// Copies a part into one for each stream.
+/// Copies a part into one per stream.
 #[allow(unsafe_code)]
 fn split(session: &Session<'_>, first: usize, whole: &PairRange) -> Result<Vec<PairRange>> {
     let each = whole.len.div_ceil(session.streams()).max(1);
@@ -185,13 +183,13 @@ fn split(session: &Session<'_>, first: usize, whole: &PairRange) -> Result<Vec<P
             let pairs = session.alloc::<u64>(stream, len, "fixpoint pairs")?;
             let bytes = pairs.size_bytes();
             let from = address(&whole.pairs) + (start * size_of::<u64>()) as u64;
-            // What is written comes first: the event that ends the use of the whole, which is of another stream, then covers it, and
-            // a stream that waits for that event need not wait again.
+            // The written buffer is named first: the event that ends the use of the whole, which another stream owns, then also covers
+            // the write. A stream that waits for that event needs no second wait.
             session.launch("copy", stream).write(&pairs).read(&whole.pairs).moves(bytes * 2).run(
                 |_, stream| {
                     touch(from, bytes, Access::Read);
                     touch(address(&pairs), bytes, Access::Write);
-                    // SAFETY: both ranges are live and this long, and the launch names both buffers.
+                    // SAFETY: both ranges are live and `bytes` long, and the launch names both buffers.
                     unsafe { stream.copy_dtod(address(&pairs), from, bytes) }
                 },
             )?;
@@ -200,7 +198,7 @@ fn split(session: &Session<'_>, first: usize, whole: &PairRange) -> Result<Vec<P
         .collect()
 }
 
-/// Counts the edges that go on from each pair.
+/// Counts the edges that continue each pair.
 #[allow(unsafe_code)]
 fn count(
     session: &Session<'_>,
@@ -220,15 +218,15 @@ fn count(
         .write(&sums)
         .moves(len * 20)
         .run(|kernels, stream| {
-            // SAFETY: there is a count for every pair and a sum for every tile, and the launch names all it touches.
+            // SAFETY: there is a count for every pair and a sum for every tile, and the launch names all its buffers.
             unsafe { kernels.count_pairs(stream, pairs, *len, edges, &counts, &sums) }
         })?;
     session.scan_sums(stream, &sums)?;
     Ok(Counted { part, counts, sums, step })
 }
 
-/// Writes the candidates of a part, on the stream after the one that counted them, and lets them through the set; `None` when there
-/// are none.
+/// Writes the candidates of a part, on the stream after the one that counted them, and inserts them into the set; returns
+/// `None` if there are none.
 #[allow(unsafe_code)]
 fn expand(
     session: &Session<'_>,
@@ -253,17 +251,17 @@ fn expand(
         .write(&candidates)
         .moves(len * 20 + matches * 8)
         .run(|kernels, stream| {
-            // SAFETY: there is room for exactly what was counted, and the launch names all it touches.
+            // SAFETY: the buffer has exactly the counted size, and the launch names all its buffers.
             unsafe { kernels.write_pairs(stream, &pairs, len, edges, &counts, &sums, &candidates) }
         })?;
     drop((pairs, counts, sums));
-    // What is on its way into the set counts as if all of it were new.
+    // Until the host reads how many candidates are new, all count as new.
     set.len += matches;
     grow(session, step, set)?;
     insert(session, step, candidates, set).map(Some)
 }
 
-/// Makes room for all that may be in the set.
+/// Grows the set so that it holds everything that may be in it.
 #[allow(unsafe_code)]
 fn grow(session: &Session<'_>, step: usize, set: &mut Set) -> Result<()> {
     if table_places(set.len) <= set.places.len() {
@@ -277,13 +275,13 @@ fn grow(session: &Session<'_>, step: usize, set: &mut Set) -> Result<()> {
         .read(&set.places)
         .read_write(&larger)
         .moves(set.places.size_bytes() * 2)
-        // SAFETY: the larger set has an empty place for all of the smaller one, and the launch names both.
+        // SAFETY: the larger set has an empty slot for every value of the smaller one, and the launch names both.
         .run(|kernels, stream| unsafe { kernels.rehash(stream, &set.places, &larger) })?;
     set.places = larger;
     Ok(())
 }
 
-/// Lets values through the set; those that it did not have are kept.
+/// Inserts values into the set and keeps the new ones.
 #[allow(unsafe_code)]
 fn insert(session: &Session<'_>, step: usize, values: Column<u64>, set: &Set) -> Result<Inserted> {
     let stream = session.stream(step);
@@ -298,13 +296,13 @@ fn insert(session: &Session<'_>, step: usize, values: Column<u64>, set: &Set) ->
         .read_write(&count)
         .moves(values.size_bytes() * 3)
         .run(|kernels, stream| {
-            // SAFETY: set and buffer have room for all values, and the launch names all it touches.
+            // SAFETY: set and buffer have space for all values, and the launch names all its buffers.
             unsafe { kernels.insert_new(stream, &values, &set.places, &fresh, &count) }
         })?;
     Ok(Inserted { fresh, count, step })
 }
 
-/// Reads how many values were new; `None` when none was.
+/// Reads how many values were new; `None` if none was.
 fn finish_insert(
     session: &Session<'_>,
     inserted: Inserted,
@@ -317,7 +315,7 @@ fn finish_insert(
     Ok((len > 0).then_some(PairRange { pairs: fresh, len }))
 }
 
-/// Lists the set, in a buffer of exactly its size.
+/// Lists the set in a buffer of exactly its size.
 #[allow(unsafe_code)]
 fn collect(session: &Session<'_>, first: usize, set: &Set) -> Result<Column<u64>> {
     let stream = session.stream(first + 3);
@@ -330,7 +328,7 @@ fn collect(session: &Session<'_>, first: usize, set: &Set) -> Result<Column<u64>
         .write(&pairs)
         .read_write(&count)
         .moves(set.places.size_bytes() + pairs.size_bytes())
-        // SAFETY: there is room for all of the set, and the launch names all it touches.
+        // SAFETY: the buffer holds all of the set, and the launch names all its buffers.
         .run(|kernels, stream| unsafe { kernels.collect(stream, &set.places, &pairs, &count) })?;
     Ok(pairs)
 }

@@ -1,14 +1,14 @@
 //! A hash join of two tables that never leave the device.
 //!
-//! Keys are generated, the first table is hashed, the matches of each row of the second are counted, the counts are summed up on
-//! the device, and the pairs are written into a buffer of exactly their number. That number is the only thing the host reads.
+//! Keys are generated, the first table is hashed, and the matches of each row of the second are counted. The counts are summed
+//! on the device, and the pairs are written into a buffer of exactly their number. The host reads only that number.
 
 use xlog_cuda::Result;
 
 use super::numbers::seed_for;
 use super::{Column, EMPTY, Session, Verdict, host, table_places, tile_sums};
 
-/// Two tables of as many rows each, whose keys are spread evenly over as many values: a row has one match on the average.
+/// Two tables of equal size, whose keys are uniform over as many values: a row has one match on average.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Join {
     /// Rows of each table, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
@@ -18,23 +18,23 @@ pub struct Join {
 }
 
 impl Join {
-    /// The seed of the first table, which is hashed.
+    /// Returns the seed of the first table, which is hashed.
     pub fn build_seed(&self) -> u64 {
         seed_for(self.seed, 1)
     }
 
-    /// The seed of the second table.
+    /// Returns the seed of the second table.
     pub fn probe_seed(&self) -> u64 {
         seed_for(self.seed, 2)
     }
 
-    /// Keys are below this.
+    /// Returns the exclusive upper bound of the keys.
     pub fn domain(&self) -> u32 {
         u32::try_from(self.rows).unwrap_or(u32::MAX)
     }
 
-    /// Runs the join, its steps on the streams of the session from step `first` on. The pairs of rows are on their way when this
-    /// returns: the row of the first table in the high half, that of the second in the low one.
+    /// Runs the join, its steps on the streams of the session from step `first` on. Returns the pairs of rows, which the device may
+    /// still be writing: the row of the first table in the high half, that of the second in the low one.
     #[allow(unsafe_code)]
     pub fn run(&self, session: &Session<'_>, first: usize) -> Result<Column<u64>> {
         let rows = self.rows;
@@ -49,9 +49,9 @@ impl Join {
             .read(&build)
             .read_write(&table)
             .moves(rows * 20)
-            // SAFETY: the table has an empty place for every row, and the launch names all it touches.
+            // SAFETY: the table has an empty slot for every row, and the launch names all its buffers.
             .run(|kernels, stream| unsafe { kernels.build_rows(stream, &build, &table) })?;
-        // Freed after the table is built. This thread does not wait for that.
+        // Freed in stream order after the table is built; this thread does not wait.
         drop(build);
 
         let counts = session.alloc::<u32>(stream(3), rows, "join counts")?;
@@ -64,7 +64,7 @@ impl Join {
             .write(&sums)
             .moves(rows * 16)
             .run(|kernels, stream| {
-                // SAFETY: there is a count for every row and a sum for every tile, and the launch names all it touches.
+                // SAFETY: there is a count for every row and a sum for every tile, and the launch names all its buffers.
                 unsafe { kernels.count_rows(stream, &probe, &table, &counts, &sums) }
             })?;
         session.scan_sums(stream(4), &sums)?;
@@ -82,7 +82,7 @@ impl Join {
                 .write(&pairs)
                 .moves(rows * 16 + matches * 8)
                 .run(|kernels, stream| {
-                    // SAFETY: there is room for exactly what was counted, and the launch names all it touches.
+                    // SAFETY: the buffer has exactly the counted size, and the launch names all its buffers.
                     unsafe { kernels.write_rows(stream, &probe, &table, &counts, &sums, &pairs) }
                 })?;
         }
@@ -100,7 +100,7 @@ impl Join {
         Ok(keys)
     }
 
-    /// Compares pairs with the join that the host computes for itself, on `threads` threads.
+    /// Compares pairs with the host's join, on `threads` threads.
     pub fn verify(&self, pairs: &[u64], threads: usize) -> Verdict {
         let expected = host::join::expected(self, threads);
         let found = host::join::examine(self, pairs, threads);

@@ -1,13 +1,13 @@
-//! Where kernels are launched: the streams of a workload, what its launches moved, and the order between them.
+//! The session of a workload: its streams, the launches on them, and the order between them.
 //!
-//! Every launch goes through a [`LaunchRecorder`]: each buffer is named with what the kernel does to it, its use is prepared before
-//! the kernel is queued and finished after it. For tests, an [`Omission`] leaves the preparation of one use out, as a program
-//! would that forgot it: the kernel is queued first, and only then its use is opened and closed, so that all later work still
-//! follows it. What the late preparation then finds to wait for is what the kernel ran without.
+//! Every launch uses a [`LaunchRecorder`]: it names each buffer with the kernel's access, which is prepared before the kernel is
+//! queued and finished afterwards. For tests, an [`Omission`] delays the preparation of one use until after the kernel, like a
+//! program that forgot it. All later work still follows the use. The waits that the late preparation inserts are those that
+//! the kernel lacked.
 //!
-//! Two things put work in order that no preparation did: a number that the host reads, and memory that is handed out again. So
-//! numbers can be foretold: they are those of a run before, the copy stays on the device, the host waits for nothing, and a use of
-//! every block stays open, so that none is freed before the session ends.
+//! Two other things order work: the host's reads, and the reuse of memory. So a test can supply the numbers that the host would
+//! read, from an earlier run. The copy then stays on the device, the host waits for nothing, and an open use on every block
+//! keeps it from being freed before the session ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -25,55 +25,54 @@ use super::touched::{Range, touch, unprepared, untouch};
 use super::{Column, address};
 use crate::stack::Stack;
 
-/// The preparation that is left out.
+/// The preparation to delay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Omission {
-    /// Which launch, in the order of launches from 0.
+    /// The launch, in the order of launches from 0.
     pub launch: usize,
-    /// Which of its buffers, in the order they were named from 0.
+    /// Its buffer, in the order of naming from 0.
     pub buffer: usize,
 }
 
-/// One launch, for tests that leave out its preparations one by one.
+/// One launch, for tests that delay its preparations one by one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Launched {
     /// The kernel.
     pub kernel: &'static str,
     /// Its stream.
     pub stream: StreamId,
-    /// How many buffers were named.
+    /// The number of named buffers.
     pub buffers: usize,
 }
 
-/// How a session is run.
+/// The options of a session.
 #[derive(Clone, Default, Debug)]
 #[non_exhaustive]
 pub struct SessionOptions {
-    /// The preparation to leave out, in tests.
+    /// The preparation to delay, for tests.
     pub omission: Option<Omission>,
-    /// Whether to keep a list of all launches, and of all numbers that were read.
+    /// Whether to keep all launches, and all numbers that were read.
     pub trace: bool,
-    /// The numbers that the host will read, in this order, so that it does not have to wait for them; no memory is handed out
-    /// twice then. In tests.
+    /// The numbers that the host would read, in this order, for tests: the host does not wait, and no memory is reused.
     pub foretold: Option<Arc<[u64]>>,
 }
 
 impl SessionOptions {
-    /// Leaves out one preparation.
+    /// Delays one preparation.
     #[must_use]
     pub fn with_omission(mut self, omission: Omission) -> Self {
         self.omission = Some(omission);
         self
     }
 
-    /// Keeps a list of all launches, and of all numbers that were read.
+    /// Keeps all launches, and all numbers that were read.
     #[must_use]
     pub fn with_trace(mut self) -> Self {
         self.trace = true;
         self
     }
 
-    /// Foretells the numbers that the host will read.
+    /// Supplies the numbers that the host would read.
     #[must_use]
     pub fn with_foretold(mut self, numbers: Arc<[u64]>) -> Self {
         self.foretold = Some(numbers);
@@ -81,7 +80,7 @@ impl SessionOptions {
     }
 }
 
-/// A stack with kernels loaded and streams leased, for any number of threads.
+/// A stack with loaded kernels and leased streams, for any number of threads.
 pub struct Session<'s> {
     stack: &'s Stack,
     manager: GpuMemoryManager,
@@ -90,16 +89,16 @@ pub struct Session<'s> {
     options: SessionOptions,
     launches: AtomicUsize,
     bytes_moved: AtomicU64,
-    /// Waits that the late preparation of the omitted use asked for.
+    /// Waits that the delayed preparation inserted.
     missed_waits: AtomicU64,
     trace: Mutex<Vec<Launched>>,
-    /// The numbers that were read, if they are to be kept.
+    /// The numbers that were read, if they are kept.
     numbers: Mutex<Vec<u64>>,
-    /// Ranges that were touched without a use that was prepared for it.
+    /// Ranges that were accessed without a prepared use.
     unprepared: AtomicU64,
-    /// How many numbers were read.
+    /// The number of reads.
     reads: AtomicUsize,
-    /// Blocks that are kept from being handed out again.
+    /// Blocks that an open use keeps from being freed.
     held: Mutex<Vec<(BlockId, StreamId)>>,
     /// The pool at the largest sampled allocation.
     peak: Mutex<(usize, Option<PoolSnapshot>)>,
@@ -115,7 +114,7 @@ impl<'s> Session<'s> {
             .collect::<Result<Vec<_>>>()?;
         Ok(Self {
             stack,
-            // Every launch names its buffers.
+            // The manager requires that every launch names its buffers.
             manager: GpuMemoryManager::with_runtime(runtime.clone()).tracked_only(),
             kernels,
             streams: leases,
@@ -132,14 +131,14 @@ impl<'s> Session<'s> {
         })
     }
 
-    /// The stream of a step: steps go round all streams.
+    /// Returns the stream of a step: steps cycle through all streams.
     #[must_use]
     pub fn stream(&self, step: usize) -> StreamId {
         // A session has at least one stream.
         self.streams.get(step % self.streams.len()).map_or(StreamId::DEFAULT, StreamLease::id)
     }
 
-    /// How many streams there are.
+    /// Returns the number of streams.
     pub fn streams(&self) -> usize {
         self.streams.len()
     }
@@ -150,17 +149,17 @@ impl<'s> Session<'s> {
         self.streams.iter().try_for_each(|lease| pool.try_resolve(lease.id())?.synchronize())
     }
 
-    /// The memory of the session, with its counters.
+    /// Returns the session's memory manager, with its counters.
     pub fn manager(&self) -> &GpuMemoryManager {
         &self.manager
     }
 
-    /// The runtime below.
+    /// Returns its runtime.
     pub fn runtime(&self) -> &XlogDeviceRuntime {
         self.manager.runtime()
     }
 
-    /// A buffer of `len` elements on a stream.
+    /// Allocates a buffer of `len` elements on a stream.
     pub fn alloc<T: DeviceRepr>(
         &self,
         stream: StreamId,
@@ -169,7 +168,7 @@ impl<'s> Session<'s> {
     ) -> Result<Column<T>> {
         let column = self.manager.on_stream(stream).alloc_tagged(len, AllocTag(tag))?;
         if let (Some(block), true) = (column.id(), self.options.foretold.is_some()) {
-            // On its own stream, where it waits for nothing and nothing waits for it until it is closed.
+            // A use on the block's own stream waits for nothing, and nothing waits for it while it is open.
             self.runtime().prepare_block_use(block, stream, Access::Read)?;
             self.held.lock().push((block, stream));
         }
@@ -191,18 +190,18 @@ impl<'s> Session<'s> {
         }
     }
 
-    /// Fills a buffer with one byte on a stream, as a launch of its own.
+    /// Fills a buffer with one byte on a stream, as a separate launch.
     #[allow(unsafe_code)]
     pub fn fill<T>(&self, stream: StreamId, column: &Column<T>, value: u8) -> Result<()> {
         let bytes = column.size_bytes();
         self.launch("fill", stream).write(column).moves(bytes).run(|_, stream| {
             touch(address(column), bytes, Access::Write);
-            // SAFETY: the buffer is live and this long, and the recorder orders the fill.
+            // SAFETY: the buffer is live and `bytes` long, and the recorder orders the fill.
             unsafe { stream.memset(address(column), value, bytes) }
         })
     }
 
-    /// Replaces the sums of tiles by the sums of all tiles before each, as a launch of its own.
+    /// Replaces the sums of tiles by the sums of all tiles before each, as a separate launch.
     #[allow(unsafe_code)]
     pub fn scan_sums(&self, stream: StreamId, sums: &Column<u64>) -> Result<()> {
         let launch = self.launch("scan_sums", stream).read_write(sums);
@@ -212,8 +211,7 @@ impl<'s> Session<'s> {
             .run(|kernels, stream| unsafe { kernels.scan_sums(stream, sums) })
     }
 
-    /// The last element of a buffer, copied on a stream when all before it is done. This is all of the data that the host sees
-    /// before the end.
+    /// Reads the last element of a buffer, after all prior work on it. The host sees no other data before the end.
     #[allow(unsafe_code)]
     pub fn read_last(&self, stream: StreamId, column: &Column<u64>) -> Result<u64> {
         let mut bytes = [0; size_of::<u64>()];
@@ -246,12 +244,12 @@ impl<'s> Session<'s> {
         Ok(number)
     }
 
-    /// Samples the pool if more is allocated than at any earlier sample.
+    /// Samples the pool if more is allocated than at all earlier samples.
     pub fn sample_pool(&self) {
         let allocated = self.manager.allocated_bytes();
         let peak = || self.peak.lock();
         if allocated > peak().0 {
-            // Not under the lock: a pool may hand over to another logical thread.
+            // Outside the lock: the pool may switch to another logical thread.
             let seen = self.stack.snapshot();
             let mut peak = peak();
             if allocated > peak.0 {
@@ -260,37 +258,37 @@ impl<'s> Session<'s> {
         }
     }
 
-    /// The pool at the largest sampled allocation.
+    /// Returns the pool at the largest sampled allocation.
     pub fn pool_at_peak(&self) -> Option<PoolSnapshot> {
         self.peak.lock().1.clone()
     }
 
-    /// Launches so far.
+    /// Returns the number of launches so far.
     pub fn launches(&self) -> usize {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// Bytes that launches had to read and write so far.
+    /// Returns the bytes that launches had to read and write so far.
     pub fn bytes_moved(&self) -> u64 {
         self.bytes_moved.load(Ordering::Relaxed)
     }
 
-    /// Waits that the omitted preparation would have inserted.
+    /// Returns the waits that the kernel with the delayed preparation lacked.
     pub fn missed_waits(&self) -> u64 {
         self.missed_waits.load(Ordering::Relaxed)
     }
 
-    /// Ranges that launches on a simulated device touched and had no use of prepared for, if launches were to be kept.
+    /// Returns how many ranges simulated launches accessed without a prepared use, if launches are kept.
     pub fn unprepared(&self) -> u64 {
         self.unprepared.load(Ordering::Relaxed)
     }
 
-    /// All numbers that the host read, if they were to be kept and not foretold.
+    /// Returns the numbers that the host read, if they are kept and not supplied.
     pub fn numbers(&self) -> Vec<u64> {
         self.numbers.lock().clone()
     }
 
-    /// All launches, if they were to be kept.
+    /// Returns all launches, if they are kept.
     pub fn trace(&self) -> Vec<Launched> {
         self.trace.lock().clone()
     }
@@ -300,7 +298,7 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         let held = std::mem::take(self.held.get_mut());
         for (block, stream) in held {
-            // A device that has failed keeps the block; the failure was reported where it was met.
+            // A failed device keeps the block; the failure was reported where it occurred.
             let _ = self.manager.runtime().finish_block_use(block, stream, Access::Read);
         }
     }
@@ -327,36 +325,36 @@ pub struct Launch<'l> {
     bytes: usize,
     recorder: LaunchRecorder,
     late: Option<LaunchRecorder>,
-    /// The uses that were prepared before the kernel is queued.
+    /// The uses prepared before the kernel is queued.
     prepared: Vec<Range>,
 }
 
 impl Launch<'_> {
-    /// The kernel reads the buffer.
+    /// Names a buffer that the kernel reads.
     pub fn read<T>(mut self, column: &Column<T>) -> Self {
         self.next(column, Access::Read).read(column);
         self
     }
 
-    /// The kernel writes the buffer without reading it.
+    /// Names a buffer that the kernel writes without reading it.
     pub fn write<T>(mut self, column: &Column<T>) -> Self {
         self.next(column, Access::Write).write(column);
         self
     }
 
-    /// The kernel reads and writes the buffer.
+    /// Names a buffer that the kernel reads and writes.
     pub fn read_write<T>(mut self, column: &Column<T>) -> Self {
         self.next(column, Access::ReadWrite).read_write(column);
         self
     }
 
-    /// How many bytes the kernel has to read and write, for the throughput.
+    /// Sets the bytes that the kernel must read and write, for the throughput.
     pub fn moves(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// The recorder that the next buffer is named to.
+    /// Returns the recorder for the next buffer.
     fn next<T>(&mut self, column: &Column<T>, access: Access) -> &mut LaunchRecorder {
         let here = Omission { launch: self.number, buffer: self.buffers };
         self.buffers += 1;

@@ -1,11 +1,10 @@
 //! Relational work whose data stays on the device: a hash join, a transitive closure, a sort.
 //!
-//! Each workload is a sequence of kernels ([`kernels`]) over buffers of the runtime. A kernel is an operation of its own: a
-//! [`Session`] names its buffers to a recorder, which orders it against all other work on them, and steps follow each other round
-//! a ring of streams, so that nearly every buffer is used on a stream that did not allocate it. The host sees numbers of rows,
-//! which it needs to allocate exactly, and at the end the result.
+//! Each workload is a sequence of kernels ([`kernels`]) on buffers of the runtime. A [`Session`] names the buffers of a kernel to
+//! a recorder, which orders it with all other work on them. Steps cycle through a ring of streams, so nearly every buffer is
+//! used on a stream that did not allocate it. The host reads row counts, to allocate exact sizes, and at the end the result.
 //!
-//! [`host`] computes the same answers by other means, from the seed alone; nothing of the device's data goes into them.
+//! [`host`] computes the expected results by other algorithms, from the seed alone.
 
 pub mod fixed_fixpoint;
 pub mod fixpoint;
@@ -23,10 +22,10 @@ pub use workload::{Executed, Workload};
 
 use xlog_cuda::TrackedCudaSlice;
 
-/// A buffer of the device.
+/// A buffer on the device.
 pub type Column<T> = TrackedCudaSlice<T>;
 
-/// The address of a column for a launch that names it: a column shows its own only after a preflight, and tests leave one out.
+/// Returns a column's address for a launch that names it. `ptr` requires a preflight, which some tests omit.
 fn address<T>(column: &Column<T>) -> u64 {
     column.id().map_or_else(|| column.ptr(), |id| id.ptr)
 }
@@ -34,19 +33,19 @@ fn address<T>(column: &Column<T>) -> u64 {
 /// Marks an empty slot of a hash table: no key, row or vertex has all its bits set.
 pub const EMPTY: u64 = u64::MAX;
 
-/// How many rows a block of threads of the scans takes at a time.
+/// Rows that a thread block of the scans takes at a time.
 pub const TILE: usize = 1024;
 
 /// The maximum number of rows, edges or numbers of a workload: row numbers have 31 bits on the device.
 pub const MAX_ROWS: usize = 1 << 30;
 
-/// Places of a hash table for `entries` entries: a power of two that leaves at least half of them empty.
+/// Returns the slots of a hash table for `entries` entries: a power of two that leaves at least half of them empty.
 #[must_use]
 pub fn table_places(entries: usize) -> usize {
     entries.saturating_mul(2).max(64).next_power_of_two()
 }
 
-/// Sums of `rows` rows taken by tiles, and one more for their total.
+/// Returns the elements of the tile sums of `rows` rows, including one for the total.
 #[must_use]
 pub fn tile_sums(rows: usize) -> usize {
     rows.div_ceil(TILE) + 1
@@ -58,7 +57,7 @@ pub fn tile_sums(rows: usize) -> usize {
 pub struct Verdict {
     /// Rows of the result.
     pub rows: u64,
-    /// Rows that the host expected.
+    /// The number of rows that the host expects.
     pub expected: u64,
     /// The fault, in one line.
     pub wrong: Option<String>,

@@ -1,11 +1,11 @@
-//! Numbers that depend on a seed and a row alone, so that the device and the host can make any of them at any time.
+//! Numbers that depend only on a seed and a row, so that device and host can generate any of them at any time.
 
 use std::iter::Sum;
 
-/// Steps of the counter, odd, so that no two rows meet.
+/// The increment of the counter; odd, so that no two rows collide.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Spreads every bit of a number over all bits of another; no two numbers become one.
+/// Mixes the bits of a number; the function is a bijection.
 #[inline]
 #[must_use]
 pub fn mix(mut number: u64) -> u64 {
@@ -14,21 +14,21 @@ pub fn mix(mut number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// The number of a row.
+/// Returns the number of a row.
 #[inline]
 #[must_use]
 pub fn number(seed: u64, row: u64) -> u64 {
     mix(seed.wrapping_add(row.wrapping_add(1).wrapping_mul(STEP)))
 }
 
-/// The key of a row, below `domain`.
+/// Returns the key of a row, below `domain`.
 #[inline]
 #[must_use]
 pub fn key(seed: u64, row: u64, domain: u32) -> u32 {
     (((number(seed, row) >> 32) * u64::from(domain)) >> 32) as u32
 }
 
-/// An edge between two vertices below `vertices`: where it leaves in the high half, where it leads in the low one.
+/// Returns an edge between two vertices below `vertices`: its source in the high half, its target in the low one.
 #[inline]
 #[must_use]
 pub fn edge(seed: u64, row: u64, vertices: u32) -> u64 {
@@ -38,7 +38,7 @@ pub fn edge(seed: u64, row: u64, vertices: u32) -> u64 {
     (from << 32) | to
 }
 
-/// A seed for one of several uses of a seed.
+/// Derives a seed for one of several purposes.
 #[must_use]
 pub fn seed_for(seed: u64, what: u64) -> u64 {
     mix(seed ^ mix(what.wrapping_add(STEP)))
@@ -46,17 +46,17 @@ pub fn seed_for(seed: u64, what: u64) -> u64 {
 
 /// A fingerprint of a multiset of numbers: their count, and two sums of their hashes.
 ///
-/// The order of the numbers does not matter, and fingerprints of parts add up to that of the whole. Numbers that differ from the
-/// expected ones give equal sums with a probability of about 2^-128.
+/// It ignores the order of the numbers, and fingerprints of parts add up to that of the whole. Two different multisets have
+/// equal fingerprints with a probability of about 2^-128.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Fingerprint {
-    /// How many numbers.
+    /// The count of numbers.
     pub count: u64,
     sums: [u64; 2],
 }
 
 impl Fingerprint {
-    /// One more number.
+    /// Adds a number.
     #[inline]
     pub fn add(&mut self, number: u64) {
         self.count += 1;
@@ -64,7 +64,7 @@ impl Fingerprint {
         self.sums[1] = self.sums[1].wrapping_add(mix(number.rotate_left(32).wrapping_add(STEP)));
     }
 
-    /// All numbers of another.
+    /// Adds all numbers of another fingerprint.
     pub fn merge(&mut self, other: &Self) {
         self.count += other.count;
         for (sum, part) in self.sums.iter_mut().zip(other.sums) {

@@ -1,8 +1,8 @@
 //! A radix sort of 64-bit numbers, from the lowest digit to the highest.
 //!
-//! Each of the eight passes counts the digits of every tile, sums the counts up on the device, and moves the numbers to their places.
-//! Counts, sums and offsets are scratch of one pass: they are dropped as soon as the launch that needs them last is queued, and so
-//! are the numbers of the pass before. Nothing is read back.
+//! Each of the eight passes counts the digits of every tile, sums the counts on the device, and scatters the numbers. Counts,
+//! sums, offsets and the previous pass's numbers are dropped as soon as the last launch that needs them is queued. The host
+//! reads nothing.
 
 use xlog_cuda::Result;
 
@@ -17,20 +17,20 @@ const DIGIT_BITS: u32 = 8;
 /// Numbers to sort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sort {
-    /// How many, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
+    /// The count of numbers, from 1 to [`MAX_ROWS`](super::MAX_ROWS).
     pub rows: usize,
     /// Their seed.
     pub seed: u64,
 }
 
 impl Sort {
-    /// The seed of the numbers.
+    /// Returns the seed of the numbers.
     pub fn number_seed(&self) -> u64 {
         seed_for(self.seed, 3)
     }
 
-    /// Runs the sort, each step on the next stream of the session from step `first` on. The numbers are on their way when this
-    /// returns.
+    /// Runs the sort, each step on the next stream of the session from step `first` on. Returns the numbers, which the device may
+    /// still be writing.
     #[allow(unsafe_code)]
     pub fn run(&self, session: &Session<'_>, first: usize) -> Result<Column<u64>> {
         let stream = session.stream(first);
@@ -44,13 +44,13 @@ impl Sort {
                 kernels.generate_numbers(stream, &numbers, self.number_seed())
             })?;
         for (pass, shift) in (0..BITS).step_by(DIGIT_BITS as usize).enumerate() {
-            // An odd number of steps, so that passes do not fall into step with an even number of streams.
+            // An odd number of steps per pass, so that passes start on different streams of an even number.
             numbers = self.pass(session, first + 1 + 5 * pass, &numbers, shift)?;
         }
         Ok(numbers)
     }
 
-    /// Moves the numbers into a new buffer, in the order of one digit.
+    /// Moves the numbers into a new buffer, sorted by one digit.
     #[allow(unsafe_code)]
     fn pass(
         &self,
@@ -68,7 +68,7 @@ impl Sort {
             .write(&counts)
             .moves(numbers.size_bytes() + counts.size_bytes())
             .run(|kernels, stream| {
-                // SAFETY: there is a count for every digit of every tile, and the launch names all it touches.
+                // SAFETY: there is a count for every digit of every tile, and the launch names all its buffers.
                 unsafe { kernels.count_digits(stream, numbers, shift, &counts) }
             })?;
 
@@ -78,7 +78,7 @@ impl Sort {
             .read(&counts)
             .write(&sums)
             .moves(counts.size_bytes() + sums.size_bytes())
-            // SAFETY: there is a sum for every tile, and the launch names all it touches.
+            // SAFETY: there is a sum for every tile, and the launch names all its buffers.
             .run(|kernels, stream| unsafe { kernels.sum_tiles(stream, &counts, &sums) })?;
         session.scan_sums(stream(2), &sums)?;
         let offsets = session.alloc::<u32>(stream(3), counts.len(), "sort offsets")?;
@@ -89,7 +89,7 @@ impl Sort {
             .write(&offsets)
             .moves(counts.size_bytes() * 2 + sums.size_bytes())
             .run(|kernels, stream| {
-                // SAFETY: there is an offset for every count, and the launch names all it touches.
+                // SAFETY: there is an offset for every count, and the launch names all its buffers.
                 unsafe { kernels.spread_sums(stream, &counts, &sums, &offsets) }
             })?;
         drop((counts, sums));
@@ -103,13 +103,13 @@ impl Sort {
             .write(&out)
             .moves(numbers.size_bytes() * 2 + offsets.size_bytes())
             .run(|kernels, stream| {
-                // SAFETY: offsets lead into the buffer, no two to one place, and the launch names all it touches.
+                // SAFETY: offsets are distinct and within the buffer, and the launch names all its buffers.
                 unsafe { kernels.scatter_digits(stream, numbers, shift, &offsets, &out) }
             })?;
         Ok(out)
     }
 
-    /// Compares numbers with those that the host makes and sorts for itself, on `threads` threads.
+    /// Compares numbers with those that the host generates and sorts, on `threads` threads.
     pub fn verify(&self, numbers: &[u64], threads: usize) -> Verdict {
         let wrong = host::sorted::examine(self, numbers, threads).err();
         Verdict { rows: numbers.len() as u64, expected: self.rows as u64, wrong }

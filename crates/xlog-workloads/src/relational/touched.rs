@@ -1,13 +1,13 @@
-//! The ranges that queued work touches, as the work itself reports them, against those that its launch has prepared.
+//! Compares the ranges that queued work accesses with those that its launch has prepared.
 //!
-//! Simulated kernels, copies and fills note their ranges where they are queued, in a list of the queueing thread, of one
-//! launch at a time; on a GPU kernels note nothing, and nothing is compared.
+//! Simulated kernels, copies and fills record their ranges when they are queued, in a thread-local list of one launch. On a GPU
+//! kernels record nothing, and nothing is compared.
 
 use std::cell::RefCell;
 
 use xlog_cuda::device_runtime::Access;
 
-/// An address, a number of bytes, and what is done to them.
+/// An address, a length in bytes, and the access.
 pub(super) type Range = (u64, usize, Access);
 
 thread_local! {
@@ -15,17 +15,17 @@ thread_local! {
     static TOUCHED: RefCell<Vec<Range>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Notes what work touches that is being queued, whatever its launch has named.
+/// Records an access of the work that is being queued.
 pub(super) fn touch(ptr: u64, bytes: usize, access: Access) {
     TOUCHED.with_borrow_mut(|touched| touched.push((ptr, bytes, access)));
 }
 
-/// Begins anew, for the next launch.
+/// Clears the list for the next launch.
 pub(super) fn untouch() {
     TOUCHED.with_borrow_mut(Vec::clear);
 }
 
-/// How many ranges were touched that no prepared use allows.
+/// Returns the number of accessed ranges that no prepared use covers.
 pub(super) fn unprepared(prepared: &[Range]) -> u64 {
     let is_prepared = |one: &Range| prepared.iter().any(|range| allows(range, one));
     TOUCHED.with_borrow(|touched| touched.iter().filter(|one| !is_prepared(one)).count() as u64)

@@ -1,4 +1,4 @@
-//! The workloads behind one face: what is run, what it makes, and whether that is right.
+//! The workloads behind one interface: execution, result and verification.
 
 use xlog_cuda::Result;
 
@@ -7,7 +7,7 @@ use super::join::Join;
 use super::sort::Sort;
 use super::{Column, Session, Verdict};
 
-/// One piece of work.
+/// A relational workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Workload {
@@ -19,20 +19,20 @@ pub enum Workload {
     Sort(Sort),
 }
 
-/// Work that was queued.
+/// Queued work.
 #[derive(Debug)]
 #[must_use]
 pub struct Executed {
-    /// Where the result is, or will be.
+    /// The buffer of the result, which the device may still be writing.
     pub result: Column<u64>,
-    /// Rows that went in and count for the throughput.
+    /// Input rows, for the throughput.
     pub rows: u64,
-    /// How often the work went round, of a fixpoint.
+    /// The number of rounds of a fixpoint.
     pub rounds: Option<u32>,
 }
 
 impl Workload {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Join(_) => "join",
@@ -41,7 +41,7 @@ impl Workload {
         }
     }
 
-    /// The workload with another seed.
+    /// Returns the workload with another seed.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
         match self {
@@ -51,7 +51,7 @@ impl Workload {
         }
     }
 
-    /// The seed.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         match self {
             Self::Join(work) => work.seed,
@@ -60,7 +60,7 @@ impl Workload {
         }
     }
 
-    /// Runs it, from step `first` of the ring of streams on. The result may still be on its way.
+    /// Runs it from step `first` of the ring of streams on. The device may still be writing the result.
     pub fn execute(&self, session: &Session<'_>, first: usize) -> Result<Executed> {
         match self {
             Self::Join(work) => {
@@ -79,7 +79,7 @@ impl Workload {
         }
     }
 
-    /// Compares a result with what the host computes for itself, on `threads` threads.
+    /// Compares a result with the host's, on `threads` threads.
     pub fn verify(&self, result: &[u64], threads: usize) -> Verdict {
         match self {
             Self::Join(work) => work.verify(result, threads),

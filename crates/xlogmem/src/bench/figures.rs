@@ -1,4 +1,4 @@
-//! The measured groups: the variants of a group do the same work, and the first is the base of the comparison.
+//! The measured groups. The variants of a group do the same work; the first is the baseline.
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,14 +15,13 @@ use xlog_workloads::stack::{Stack, StackKind};
 use super::measure::{Effort, Sample, Variant, take_turns};
 
 const TAG: AllocTag = AllocTag("bench");
-/// Sizes of a pair.
+/// Block sizes.
 const SIZES: [usize; 6] = [256, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
-/// Decorators are measured with blocks that the resource serves fastest.
+/// Decorators are measured with the block size that the resource serves fastest.
 const SMALL: usize = 1 << 10;
-/// Events that the bare driver goes round.
+/// Events that the bare driver cycles through.
 const EVENTS: usize = 256;
 
-/// Variants of the same work.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: String,
@@ -45,29 +44,29 @@ fn pairs(
     Ok(())
 }
 
-/// Measures everything; `told` is called with the name of the next group. Files go to `scratch`.
+/// Measures all groups; calls `progress` with the name of the next one. Files go to `scratch`.
 pub(super) fn measure(
     spec: DeviceSpec,
     effort: Effort,
     scratch: &Path,
-    mut told: impl FnMut(&str),
+    mut progress: impl FnMut(&str),
 ) -> Result<Vec<Group>> {
     let mut groups = Vec::new();
-    told("allocate and free");
+    progress("allocate and free");
     resources(spec, effort, &mut groups)?;
     let device = Arc::new(CudaDevice::open_spec(spec)?);
-    told("uses of one stream");
+    progress("uses of one stream");
     own_stream(&device, effort, &mut groups)?;
-    told("uses of two streams");
+    progress("uses of two streams");
     alternating(&device, effort, &mut groups)?;
-    told("the bare driver");
+    progress("the bare driver");
     bare_driver(&device, effort, &mut groups)?;
-    told("budget, log and statistics");
+    progress("budget, log and statistics");
     decorators(&device, effort, scratch, &mut groups)?;
     Ok(groups)
 }
 
-/// A block allocated and freed, by each resource.
+/// Measures the allocation and free of a block by each resource.
 fn resources(spec: DeviceSpec, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
     let stacks = StackKind::ALL
         .into_iter()
@@ -85,7 +84,7 @@ fn resources(spec: DeviceSpec, effort: Effort, groups: &mut Vec<Group>) -> Resul
     Ok(())
 }
 
-/// Uses of blocks on their own stream, which reach no driver.
+/// Measures uses of blocks on their own stream, which make no driver call.
 fn own_stream(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
     let lease = streams.lease()?;
@@ -117,12 +116,12 @@ fn own_stream(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>)
     Ok(())
 }
 
-/// One block written on two streams in turn, against the record and the wait that this takes.
+/// Measures one block written on two streams in turn, and the bare event record and wait that this takes.
 fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
     let resource = async_resource(device, &streams);
     let (one, two) = (streams.lease()?, streams.lease()?);
-    // Streams whose handle was handed out are asked whether they are captured, so the bare driver has its own.
+    // The runtime asks a stream whose handle escaped whether it is capturing, so the bare driver has its own streams.
     let bare = (streams.lease()?, streams.lease()?);
     let (bare_one, bare_two) = (bare.0.handle(), bare.1.handle());
     let block = resource.allocate(256, one.id(), TAG)?;
@@ -163,7 +162,7 @@ fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     let samples = take_turns(effort, variants)?;
     for event in events {
         #[allow(unsafe_code)]
-        // SAFETY: made here, and not used any more.
+        // SAFETY: the event was created here and is no longer used.
         unsafe {
             driver.event_destroy(event)?;
         }
@@ -174,7 +173,7 @@ fn alternating(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     Ok(())
 }
 
-/// A block of the stream-ordered resource, against the two driver calls that this takes, in the same driver pool.
+/// Measures a block of the stream-ordered resource, and the two bare driver calls it takes in the same driver pool.
 fn bare_driver(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>) -> Result<()> {
     let Some(pools) = device.driver().async_pools() else { return Ok(()) };
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
@@ -192,7 +191,7 @@ fn bare_driver(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
             for _ in 0..count {
                 let ptr = pools.alloc_async(bytes, driver_pool, bare_stream.handle())?;
                 #[allow(unsafe_code)]
-                // SAFETY: just allocated on this stream, and nothing uses it.
+                // SAFETY: the block was just allocated on this stream and has no uses.
                 unsafe {
                     pools.free_async(black_box(ptr), bare_stream.handle())?;
                 }
@@ -209,7 +208,7 @@ fn bare_driver(device: &Arc<CudaDevice>, effort: Effort, groups: &mut Vec<Group>
     Ok(())
 }
 
-/// Measures what budget, log and statistics add to a pool.
+/// Measures the overhead of budget, log and statistics over a pool.
 fn decorators(
     device: &Arc<CudaDevice>,
     effort: Effort,
@@ -235,7 +234,7 @@ fn decorators(
     let variants = all.iter().map(|(name, resource)| {
         let file = &file;
         let work = move |count| pairs(resource, SMALL, stream, count);
-        // The writer of the log has a thread of its own, which is waited for outside the clock.
+        // The log's writer thread is flushed outside the timed section.
         Variant::new(*name, work, move || {
             file.flush().map_err(|error| XlogError::Kernel(error.to_string()))
         })

@@ -1,4 +1,4 @@
-//! Variants that take turns, so that a change of clock or of load meets all of them, and what is compared: medians, with the spread.
+//! Interleaved measurement of variants, so that changes of clock and load affect all of them. Reports medians and spread.
 
 use std::time::{Duration, Instant};
 
@@ -7,12 +7,11 @@ use xlog_cuda::Result;
 /// The maximum number of operations in a batch.
 const MAX_BATCH: usize = 4096;
 
-/// Something to time.
 pub(super) struct Variant<'a> {
     name: String,
-    /// So many operations; what is timed.
+    /// The timed work: performs this number of operations.
     work: Box<dyn FnMut(usize) -> Result<()> + 'a>,
-    /// After each batch, and not timed: waits for what the batch queued.
+    /// The untimed end of a batch: waits for the work it queued.
     settle: Box<dyn FnMut() -> Result<()> + 'a>,
 }
 
@@ -25,7 +24,7 @@ impl<'a> Variant<'a> {
         Self { name: name.into(), work: Box::new(work), settle: Box::new(settle) }
     }
 
-    /// Nanoseconds per operation of one batch.
+    /// Returns the nanoseconds per operation of one batch.
     fn batch(&mut self, count: usize) -> Result<f64> {
         let start = Instant::now();
         (self.work)(count)?;
@@ -34,9 +33,9 @@ impl<'a> Variant<'a> {
         Ok(passed.as_nanos() as f64 / count as f64)
     }
 
-    /// How many operations take about as long as a batch should.
+    /// Returns the number of operations whose time is about `long`.
     fn size(&mut self, long: Duration) -> Result<usize> {
-        // The first of all takes memory from the device, and any one may meet a neighbour.
+        // The first batch reserves device memory. Other load may slow down any batch, so the faster of two counts.
         self.batch(1)?;
         let mut count = 1;
         while count < MAX_BATCH {
@@ -50,24 +49,23 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// The measurement of a variant, in nanoseconds per operation.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Sample {
     pub(super) name: String,
     pub(super) median: f64,
-    /// The quarter of the batches that were fastest, and slowest, end here.
+    /// The lower and upper quartile.
     pub(super) low: f64,
     pub(super) high: f64,
 }
 
-/// How much to measure.
+/// The duration of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
     pub(super) rounds: usize,
     pub(super) batch: Duration,
 }
 
-/// Lets the variants take turns. In every round another one begins; the first tenth of the rounds warms up.
+/// Interleaves the variants; every round starts with another one. The first tenth of the rounds warms up.
 pub(super) fn take_turns(effort: Effort, mut variants: Vec<Variant<'_>>) -> Result<Vec<Sample>> {
     let mut counts = Vec::with_capacity(variants.len());
     for variant in &mut variants {

@@ -1,6 +1,6 @@
-//! `xlogmem bench`: what operations cost on this machine, each against what it is made of.
+//! `xlogmem bench`: the cost of operations on this machine, relative to their parts.
 //!
-//! Figures of a simulated device show what the runtime adds; its memory and its race detector are not a GPU's.
+//! On a simulated device the figures show the runtime's overhead only: its memory and its race detector are not a GPU's.
 
 mod figures;
 mod measure;
@@ -41,16 +41,15 @@ pub(crate) struct BenchArguments {
     json: bool,
 }
 
-/// The report of the benches, in the shape of its JSON. A field may be added, none changes without a new `schema` number.
+/// The report of the benches, as it appears in JSON. Fields may be added; none changes without a new `schema` number.
 #[derive(Serialize, Debug)]
 struct Report {
     schema: u32,
-    /// Whether everything was measured.
     ok: bool,
     /// Why not, in one line.
     error: Option<String>,
     machine: Machine,
-    /// Rounds that each median is of.
+    /// The number of rounds per median.
     rounds: usize,
     groups: Vec<Row>,
 }
@@ -59,13 +58,12 @@ struct Report {
 struct Machine {
     cpu: Option<String>,
     cores: usize,
-    /// The device's spec and name.
     device: String,
     device_name: Option<String>,
-    /// The CUDA version the driver speaks; none for a simulated device.
+    /// The CUDA version of the driver; `None` for a simulated device.
     driver_api_version: Option<String>,
     xlog_version: &'static str,
-    /// Without optimisation the figures mean little.
+    /// Whether the build is optimized; otherwise the figures mean little.
     is_optimized: bool,
 }
 
@@ -79,14 +77,14 @@ struct Row {
 struct Figure {
     name: String,
     median_nanos: f64,
-    /// A quarter of the batches was faster than this, and a quarter slower than `high_nanos`.
+    /// The lower quartile of the batches; `high_nanos` is the upper one.
     low_nanos: f64,
     high_nanos: f64,
-    /// The median over that of the first variant.
+    /// The median relative to that of the first variant.
     ratio: f64,
 }
 
-/// Runs the command. A bad device spec is refused; what fails on the device is in the output.
+/// Runs the command. It refuses a bad device spec; a failure of the device is part of the output.
 pub(crate) fn run(arguments: &BenchArguments) -> Result<Output, Refusal> {
     let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     let effort = match arguments.quick {
@@ -99,15 +97,15 @@ pub(crate) fn run(arguments: &BenchArguments) -> Result<Output, Refusal> {
 
 fn measure(spec: DeviceSpec, effort: Effort) -> Report {
     let scratch = Folder::create("xlogmem-bench-").map_err(|error| error.to_string());
-    // A line on standard error that the next one replaces, if standard error is a terminal.
+    // On a terminal, each progress line on standard error replaces the previous one.
     let is_seen = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let told = |what: &str| {
+    let progress = |what: &str| {
         if is_seen {
             eprint!("\r\x1b[Kmeasuring: {what}");
         }
     };
     let groups = scratch.and_then(|scratch| {
-        figures::measure(spec, effort, scratch.path(), told).map_err(|error| error.to_string())
+        figures::measure(spec, effort, scratch.path(), progress).map_err(|error| error.to_string())
     });
     if is_seen {
         eprint!("\r\x1b[K");
@@ -155,7 +153,7 @@ impl Machine {
     }
 }
 
-/// The processor's name, if the system reports it.
+/// Returns the processor's name, if the system reports it.
 fn cpu() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;

@@ -1,7 +1,7 @@
-//! One bug under one stack, in a process of its own: a wrong access may end it.
+//! One bug under one stack, in its own process, which a wrong access may end.
 //!
-//! Two lines on standard output, one object each: where the wrong access goes, before it is made, and what noticed, after it. A
-//! process that is ended in between has said the first.
+//! The process writes two lines with one JSON object each to standard output: the planned access before it is made, and
+//! the detections after it. A process that the access ends has written only the first.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +22,7 @@ use xlog_kernels::certify::Certify;
 use super::plan::{Bug, Stack};
 use crate::write_json_line;
 
-/// No multiple of anything that memory is handed out in.
+/// The block size, which is no multiple of any allocation granule.
 pub(super) const BYTES: usize = 1000;
 const VICTIM: AllocTag = AllocTag("victim");
 
@@ -36,7 +36,7 @@ pub(crate) enum By {
     Host,
     /// The GPU, by a fault that ends the context.
     Fault,
-    /// The race detector of the simulated device.
+    /// The simulated device: the address is not mapped.
     Race,
     /// The simulated device: no memory is there.
     Device,
@@ -67,7 +67,7 @@ pub(super) enum Line {
     },
 }
 
-/// Plants the bug and prints the detections. The process ends with it.
+/// Plants the bug, prints the detections, and ends the process.
 pub(super) fn run(spec: DeviceSpec, bug: Bug, stack: Stack) -> std::process::ExitCode {
     let mut caught = Vec::new();
     let error = plant(spec, bug, stack, &mut caught).err().map(|error| error.to_string());
@@ -82,7 +82,6 @@ fn note_leak(leak: &LeakReport) {
     *LEAK.lock() = Some(leak.to_string());
 }
 
-/// A stack on a device, and the detections so far.
 struct Rig<'a> {
     device: Arc<CudaDevice>,
     runtime: XlogDeviceRuntime,
@@ -139,7 +138,7 @@ fn resource(
         Stack::Nvtx => (pool(PoolConfig::default().with_sanitizer(PoolSanitizer::On))?, None),
         Stack::Guard => guarded(GuardConfig::default())?,
         Stack::Pages => {
-            // The page is where the bug is expected.
+            // The guard page is on the side that the bug touches.
             let placement = match bug {
                 Bug::Underflow => PagePlacement::Start,
                 _ => PagePlacement::End,
@@ -164,20 +163,20 @@ impl Rig<'_> {
         }
     }
 
-    /// A block, all of which its stream has written, and the plan to go wrong at an offset of it.
+    /// Allocates a block, lets its stream write all of it, and announces the wrong access at an offset.
     fn allocate(&mut self, offset: i64) -> Result<DeviceBlock> {
         let block = self.runtime.allocate(BYTES, self.own.id(), VICTIM)?;
         let address = block.ptr.wrapping_add_signed(offset);
         let line = Line::Plan { ptr: block.ptr, bytes: BYTES, address };
         write_json_line(&line).map_err(|error| XlogError::Kernel(error.to_string()))?;
-        // SAFETY: these are the bytes of the block, on its own stream.
+        // SAFETY: the range is the block, and the stream is its own.
         unsafe { self.own.memset(block.ptr, 1, BYTES)? };
         Ok(block)
     }
 
-    /// Touches a byte and waits. What the driver says of it is noted, and no failure.
+    /// Writes a byte and waits. An error of the driver is a detection, not a failure.
     fn poke(&mut self, address: u64) -> Result<()> {
-        // SAFETY: the process is given up to whatever comes of it.
+        // SAFETY: the access may be wrong on purpose. It can only damage this process, which ends afterwards.
         let poked = unsafe { self.kernels.poke(&self.own, address, 0xee) };
         let waited = poked.and_then(|()| self.own.synchronize());
         self.note(waited)
@@ -191,7 +190,7 @@ impl Rig<'_> {
         if self.runtime.supports_block_use_tracking() {
             let id = BlockId::from_block(&block);
             self.runtime.prepare_block_use(id, self.other.id(), Access::ReadWrite)?;
-            // SAFETY: both bytes are the block's, and the runtime has ordered this after what was written.
+            // SAFETY: both bytes belong to the block, and the runtime has ordered this work after the write.
             unsafe { self.kernels.carry(&self.other, first, last)? };
             self.runtime.finish_block_use(id, self.other.id(), Access::ReadWrite)?;
         }
@@ -212,12 +211,12 @@ impl Rig<'_> {
         let block = self.allocate(offset)?;
         let address = block.ptr.wrapping_add_signed(offset);
         self.runtime.deallocate(block)?;
-        // All work on it has completed, so it was reported to a checker as gone.
+        // All work on it has completed, so a memory checker knows that it was freed.
         self.runtime.reap_pending()?;
         self.poke(address)
     }
 
-    /// Has the resource take memory and the driver load the kernel, neither of which may wait for a stream that is held.
+    /// Makes the resource reserve memory and the driver load the kernel, since neither may wait for a held stream.
     fn warm_up(&mut self) -> Result<()> {
         let block = self.runtime.allocate(BYTES, self.own.id(), AllocTag("warm"))?;
         self.poke(block.ptr)?;
@@ -232,7 +231,7 @@ impl Rig<'_> {
         let block = self.runtime.allocate(BYTES, self.own.id(), VICTIM)?;
         let line = Line::Plan { ptr: block.ptr, bytes: BYTES, address: block.ptr };
         write_json_line(&line).map_err(|error| XlogError::Kernel(error.to_string()))?;
-        // SAFETY: the process is given up to whatever comes of it.
+        // SAFETY: the access may be wrong on purpose. It can only damage this process, which ends afterwards.
         let poked = unsafe { self.kernels.poke(&self.other, block.ptr, 0xee) };
         gate.release();
         self.note(poked)?;
@@ -242,9 +241,9 @@ impl Rig<'_> {
     fn missing_wait(&mut self) -> Result<()> {
         let block = self.allocate(0)?;
         let copy = self.runtime.allocate(BYTES, self.other.id(), AllocTag("copy"))?;
-        // The other stream follows the allocation, and not what is written next.
+        // The other stream waits for the allocation, but not for the write that follows.
         self.other.wait_for(&self.own)?;
-        // SAFETY: the process is given up to whatever comes of it.
+        // SAFETY: the access may be wrong on purpose. It can only damage this process, which ends afterwards.
         unsafe {
             self.kernels.poke(&self.own, block.ptr, 0xee)?;
             self.kernels.carry(&self.other, copy.ptr, block.ptr)?;
@@ -272,9 +271,8 @@ impl Rig<'_> {
         }
     }
 
-    /// Queries all detectors.
     fn check(&mut self) {
-        // What a guard has found comes as an error, and what it has to say is in its reports.
+        // A guard's finding is returned as an error here; its details are in its reports.
         let _ = self.runtime.reap_pending();
         if let Some(guard) = &self.guard {
             let _ = guard.check_now();
@@ -299,11 +297,11 @@ fn note(outcome: Result<()>, caught: &mut Vec<Catch>) -> Result<()> {
         XlogError::Driver(DriverError::DeviceLost { .. }) => By::Fault,
         XlogError::Driver(DriverError::Race { .. }) => By::Race,
         XlogError::Driver(DriverError::Invalid { .. }) => By::Device,
-        // Said by the guard, whose reports are asked for later.
+        // Found by the guard, whose reports are collected later.
         XlogError::Resource(
             ResourceError::OutOfBounds { .. } | ResourceError::UseAfterFree { .. },
         ) => return Ok(()),
-        // The resource met what is noted already.
+        // A consequence of what was already detected.
         XlogError::Resource(ResourceError::Driver(_)) if !caught.is_empty() => return Ok(()),
         _ => return Err(error),
     };

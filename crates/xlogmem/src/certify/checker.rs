@@ -1,4 +1,4 @@
-//! compute-sanitizer: where it is, how a cell is run under it, and what its report says.
+//! compute-sanitizer: its location, the command line of a cell under it, and the parser of its report.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,18 +8,17 @@ use super::plan::Stack;
 
 const NAME: &str = "compute-sanitizer";
 
-/// The findings of compute-sanitizer.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Findings {
-    /// How many errors it counted; `None` when the report has no end.
+    /// The number of errors; `None` if the report is truncated.
     pub(super) errors: Option<u64>,
-    /// The addresses that it named.
+    /// The reported addresses.
     pub(super) addresses: Vec<u64>,
     /// The first error, in one line.
     pub(super) first: Option<String>,
 }
 
-/// On the path, or where CUDA toolkits are installed.
+/// Finds it on the path, or where CUDA toolkits are installed.
 pub(super) fn find() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).map(|folder| folder.join(NAME));
@@ -31,7 +30,7 @@ pub(super) fn find() -> Option<PathBuf> {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda"))
         })
         .collect();
-    // The newest first.
+    // The newest version first.
     toolkits.sort_unstable_by(|a, b| b.cmp(a));
     let installed = toolkits
         .into_iter()
@@ -39,7 +38,7 @@ pub(super) fn find() -> Option<PathBuf> {
     on_path.chain(installed).find(|candidate| candidate.is_file())
 }
 
-/// The command that runs `program` under it, with the report in `log`.
+/// Returns the command that runs `program` under it, with the report in `log`.
 pub(super) fn command(checker: &Path, program: &Path, stack: Stack, log: &Path) -> Command {
     let mut log_file = OsString::from("--log-file=");
     log_file.push(log);
@@ -47,7 +46,7 @@ pub(super) fn command(checker: &Path, program: &Path, stack: Stack, log: &Path) 
     command.args([
         "--tool=memcheck",
         "--nvtx=yes",
-        // The program goes on and says what it noticed itself.
+        // The program continues and reports its own detections.
         "--destroy-on-device-error=kernel",
         "--show-backtrace=no",
         "--report-api-errors=no",
@@ -59,7 +58,6 @@ pub(super) fn command(checker: &Path, program: &Path, stack: Stack, log: &Path) 
     command
 }
 
-/// Reads its report.
 pub(super) fn parse(report: &str) -> Findings {
     let mut findings = Findings::default();
     let lines = report.lines().filter_map(|line| line.strip_prefix("=========")).map(str::trim);
@@ -102,7 +100,7 @@ mod tests {
 =========
 ========= ERROR SUMMARY: 1 error
 ";
-        // Releases word it differently.
+        // The wording depends on the release.
         let other = parse(&report.replace("Address 0x", "Access to 0x"));
         assert_eq!(other, parse(report));
         let findings = parse(report);

@@ -1,7 +1,7 @@
 //! `xlogmem certify`: plants bugs and shows which detectors catch them.
 //!
-//! Each cell of the table is a process of its own, since a wrong access may end it: the command starts itself again, once as it is,
-//! and, where there is a GPU and compute-sanitizer, once more under that. What is promised of a cell stands in `plan`.
+//! Each cell of the table runs in its own process, which a wrong access may end: the command starts itself again, once
+//! plainly and, on a GPU with compute-sanitizer, once more under that. `plan` states which cells must detect the bug.
 
 mod cell;
 mod checker;
@@ -25,7 +25,7 @@ use cell::{By, Catch, Line};
 use plan::{Bug, Circumstance, Stack};
 use report::{Cell, Report, Verdict};
 
-/// Longer than any cell takes, also under a checker.
+/// The time limit of a cell, with or without a checker.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The arguments of `certify`.
@@ -72,12 +72,12 @@ pub(crate) struct CertifyArguments {
     cell: bool,
 }
 
-/// Runs `certify`. A bad device spec, a sanitizer that is no file or a folder that cannot be written is refused; what fails on the
-/// way is in the output.
+/// Runs `certify`. It refuses a bad device spec, a missing sanitizer and a folder that cannot be written; other failures are
+/// part of the output.
 pub(crate) fn run(arguments: &CertifyArguments) -> Result<Output, Refusal> {
     let selection = select(arguments.device.as_deref(), &Cuda::find())?;
     if let (true, [bug], [stack]) = (arguments.cell, &*arguments.bug, &*arguments.stack) {
-        // Ends the process.
+        // This call ends the process.
         cell::run(selection.spec, *bug, *stack);
     }
     if let Some(path) = arguments.sanitizer.as_ref().filter(|path| !path.is_file()) {
@@ -121,7 +121,7 @@ fn fill(
     folder: &AtomicFolder,
 ) -> Result<(), Trouble> {
     let failed = |error: &dyn std::fmt::Display| Trouble::Found(format!("{spec}: {error}"));
-    // Closed again before the first cell: each has the device to itself.
+    // The device is closed again before the first cell, which then has it to itself.
     let device = CudaDevice::open_spec(spec).map_err(|error| failed(&error))?;
     report.device_name = Some(device.properties().name.clone());
     drop(device);
@@ -148,7 +148,7 @@ fn fill(
     Ok(())
 }
 
-/// Runs one cell and judges it. An error is about what should be kept.
+/// Runs and judges one cell. An error concerns the files to keep.
 fn examine(
     of: Circumstance,
     spec: DeviceSpec,
@@ -190,7 +190,7 @@ fn examine(
                 cell.caught = caught;
                 cell.error = error;
             }
-            // What others wrote: a guard, a driver.
+            // Output of others: a guard, a driver.
             Err(_) => {}
         }
     }
@@ -238,7 +238,7 @@ struct Said {
     status: String,
 }
 
-/// Starts a process, reads its outputs, and ends it when that takes too long.
+/// Starts a process, reads its outputs, and kills it at the time limit.
 fn talk(mut command: Command) -> Result<Said, String> {
     let failed = |error: std::io::Error| error.to_string();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -257,7 +257,7 @@ fn talk(mut command: Command) -> Result<Said, String> {
 fn hear(output: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(mut output) = output {
-        // What was read before an error is all there is.
+        // Output read before an error is kept.
         let _ = output.read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()

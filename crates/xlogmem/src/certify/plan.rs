@@ -1,4 +1,4 @@
-//! Which bugs are planted, under which stacks, and what is promised of each pair.
+//! The planted bugs, the stacks, and which pairs must detect the bug.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ impl Bug {
         Self::Leak,
     ];
 
-    /// Its name in the table.
+    /// Returns its name in the table.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::None => "no bug",
@@ -52,12 +52,12 @@ impl Bug {
         }
     }
 
-    /// A kernel touches bytes that are not its block's.
+    /// Returns whether a kernel accesses bytes outside of its block.
     fn is_stray(self) -> bool {
         matches!(self, Self::Overflow | Self::Underflow | Self::WriteAfterFree)
     }
 
-    /// Two streams are not ordered.
+    /// Returns whether two streams are unordered.
     fn is_race(self) -> bool {
         matches!(self, Self::UseBeforeAllocation | Self::MissingWait)
     }
@@ -86,7 +86,7 @@ impl Stack {
     pub(crate) const ALL: [Self; 6] =
         [Self::Direct, Self::Async, Self::Pool, Self::Guard, Self::Nvtx, Self::Pages];
 
-    /// Its name in the table.
+    /// Returns its name in the table.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -105,22 +105,22 @@ pub(crate) struct Circumstance {
     pub(crate) bug: Bug,
     pub(crate) stack: Stack,
     pub(crate) simulated: bool,
-    /// It runs under compute-sanitizer.
+    /// Whether it runs under compute-sanitizer.
     pub(crate) checker: bool,
 }
 
 impl Circumstance {
-    /// False where there is nothing to be wrong: the driver's plain memory belongs to no stream.
+    /// Returns false if the bug cannot exist: the driver's plain memory belongs to no stream.
     pub(crate) fn is_possible(self) -> bool {
         !(self.bug == Bug::UseBeforeAllocation && self.stack == Stack::Direct)
     }
 
-    /// True where the stack alone is not meant to notice: the checker it works for is not there.
+    /// Returns whether detection needs an absent checker: the stack alone is not meant to detect the bug.
     pub(crate) fn needs_checker(self) -> bool {
         !self.checker && self.stack == Stack::Nvtx && self.bug.is_stray()
     }
 
-    /// True where the certificate fails if the cell is not as it should be.
+    /// Returns whether the certificate requires the expected result of this cell.
     pub(crate) fn is_promised(self) -> bool {
         let Self { bug, stack, simulated, checker } = self;
         if !self.is_possible() {
@@ -131,7 +131,7 @@ impl Circumstance {
             _ if checker => bug.is_stray() && matches!(stack, Stack::Direct | Stack::Nvtx),
             Bug::DoubleFree | Bug::Leak => true,
             _ if bug.is_stray() && matches!(stack, Stack::Guard | Stack::Pages) => true,
-            // The simulated device knows what is ordered, for every allocator.
+            // The simulated device checks the order of accesses under every allocator.
             _ => bug.is_race() && simulated,
         }
     }

@@ -1,4 +1,4 @@
-//! The results of all cells, and whether they are as promised.
+//! The results of all cells, and whether they are as required.
 use serde::Serialize;
 use xlog_report::text_report::TextReport;
 
@@ -6,7 +6,6 @@ use super::cell::{By, Catch};
 use super::plan::{Bug, Circumstance, Stack};
 use crate::doctor::Selection;
 
-/// The result of one cell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {
@@ -18,26 +17,25 @@ pub(super) enum Verdict {
     Clean,
     /// There was no bug, and a detector reported one.
     FalseAlarm,
-    /// There is nothing to notice, or what is needed for it is not here.
+    /// The bug cannot exist, or the detector is not available.
     Unavailable,
-    /// The process did not get to its end.
+    /// The process did not finish.
     Failed,
 }
 
-/// One cell of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Cell {
     pub(super) bug: Bug,
     pub(super) stack: Stack,
-    /// It ran under compute-sanitizer.
+    /// Whether it ran under compute-sanitizer.
     pub(super) checker: bool,
     pub(super) promised: bool,
     pub(super) verdict: Verdict,
     /// The detections, the most specific first.
     pub(super) caught: Vec<Catch>,
-    /// Where the wrong access went: counted from the block's first byte.
+    /// Offset of the wrong access from the block's first byte.
     pub(super) offset: Option<i64>,
-    /// Whether compute-sanitizer named exactly that address, if it complained.
+    /// Whether compute-sanitizer named exactly that address, if it reported an error.
     pub(super) exact: Option<bool>,
     pub(super) error: Option<String>,
 }
@@ -57,7 +55,7 @@ impl Cell {
         }
     }
 
-    /// As it was promised, if it was.
+    /// Returns whether the result is as required, if anything is required.
     pub(super) fn is_kept(&self) -> bool {
         if !self.promised {
             return true;
@@ -75,7 +73,7 @@ impl Cell {
         self.caught.iter().any(|catch| catch.by == by)
     }
 
-    /// One word, at most nine characters.
+    /// Returns one word of at most nine characters.
     fn word(&self) -> &'static str {
         match self.verdict {
             Verdict::Clean => "clean",
@@ -100,7 +98,7 @@ impl Cell {
     }
 }
 
-/// The words of a table and what they mean.
+/// The words of a table and their meanings.
 const WORDS: [(&str, &str); 14] = [
     ("guard", "the debug guard reported it: canaries, poison, quarantine"),
     ("host", "the runtime refused the call on the host, before any work was queued"),
@@ -118,7 +116,7 @@ const WORDS: [(&str, &str); 14] = [
     ("n/a", "not examined: this bug cannot occur in this stack, or its tool is not installed"),
 ];
 
-/// All of it, in the shape of its JSON. Every field is always there; what is not known is `null`.
+/// The report, as it appears in JSON. Every field is always present; an unknown value is `null`.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Report {
     pub(super) schema: u32,
@@ -126,7 +124,7 @@ pub(super) struct Report {
     pub(super) error: Option<String>,
     pub(super) selection: Selection,
     pub(super) device_name: Option<String>,
-    /// Where compute-sanitizer is; `null` when cells were not run under it.
+    /// The path of compute-sanitizer; `null` if no cell ran under it.
     pub(super) checker: Option<String>,
     /// Why not.
     pub(super) no_checker: Option<String>,

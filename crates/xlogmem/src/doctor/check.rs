@@ -1,4 +1,4 @@
-//! The live check: bytes go to the device, move on it, and come back, in blocks of a runtime as the environment configures it.
+//! The live check: copies bytes to the device, on it, and back, in blocks of a runtime configured by the environment.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,11 +10,11 @@ use xlog_cuda::{CudaDevice, DeviceStream, Result, XlogError};
 
 use super::Check;
 
-/// The bytes of a block, unless the limit is small.
+/// The size of a block, unless the limit is small.
 const BYTES: usize = 1 << 20;
 const FILL: u8 = 0xa5;
 
-/// Builds the runtime and checks it. An error of the outer kind: it cannot be built.
+/// Builds the runtime and checks it. Returns an error only if the runtime cannot be built.
 pub(super) fn run(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<Check> {
     let start = Instant::now();
     let runtime = XlogDeviceRuntime::with_config(device, config)?;
@@ -59,7 +59,7 @@ fn exchange(
     bytes: usize,
 ) -> Result<Vec<u8>> {
     let mut back = vec![0; bytes];
-    // SAFETY: both blocks have `bytes` at least and are live; all work is on their own stream, and the last call waits for it.
+    // SAFETY: both blocks are live and have at least `bytes` bytes. All work is on their own stream, and the last call waits for it.
     unsafe {
         stream.memset(source, FILL, bytes)?;
         stream.copy_htod(source, sent)?;
@@ -69,7 +69,7 @@ fn exchange(
     Ok(back)
 }
 
-/// A block that is freed whatever happens.
+/// Frees its block on drop.
 struct Block<'a> {
     runtime: &'a XlogDeviceRuntime,
     block: Option<DeviceBlock>,
@@ -92,7 +92,7 @@ impl<'a> Block<'a> {
 
 impl Drop for Block<'_> {
     fn drop(&mut self) {
-        // The check has failed by then, and says why.
+        // The check has already failed with a reason of its own.
         if let Some(block) = self.block.take() {
             let _ = self.runtime.deallocate(block);
         }

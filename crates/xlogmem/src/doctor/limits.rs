@@ -1,4 +1,4 @@
-//! The limits of a shared runtime on the device, which of them rules, and the state of its ledger.
+//! The limits of a shared runtime on the device, the effective one, and the state of its ledger.
 use serde::Serialize;
 use xlog_cuda::device_runtime::{
     LedgerPreview, LedgerSetting, LimitPreview, RuntimeConfig, XlogDeviceRuntime, check_log,
@@ -8,11 +8,11 @@ use xlog_report::text_report::{TextReport, size};
 
 use super::report::{Missing, Report};
 
-/// The limit, and where it comes from.
+/// The limit and its source.
 #[derive(Serialize, Debug)]
 pub(super) struct Limit {
     effective_bytes: usize,
-    /// Which of `limits` it is.
+    /// Which of `limits` is effective.
     ruled_by: String,
     limits: Vec<OneLimit>,
 }
@@ -23,29 +23,28 @@ struct OneLimit {
     bytes: usize,
 }
 
-/// The ledger that a runtime would join.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct LedgerState {
     /// `off`, `absent`, `present`, `unavailable` or `refused`.
     state: &'static str,
     path: Option<String>,
-    /// Its limit; of an absent one, the limit it would be created with.
+    /// Its limit; if it is absent, the limit it would be created with.
     limit_bytes: Option<u64>,
     used_bytes: Option<u64>,
     granted_bytes: Option<u64>,
     free_bytes: Option<u64>,
     processes: Option<usize>,
-    /// Dead processes whose bytes no request has needed yet.
+    /// Dead processes whose bytes were not reclaimed yet.
     dead: Option<usize>,
-    /// Why there is none.
+    /// Why there is no ledger.
     reason: Option<String>,
 }
 
-/// Looks at the limits as the environment sets them, and answers how a runtime is built that leaves nothing behind. An error: a
-/// runtime would be refused.
+/// Fills in the limits that the environment sets and returns the configuration of a runtime that leaves nothing behind.
+/// Returns an error if a runtime would be refused.
 pub(super) fn find(report: &mut Report, device: &CudaDevice) -> Result<RuntimeConfig> {
     let mut config = RuntimeConfig::from_environment()?;
-    // The device was chosen already, perhaps against the environment.
+    // The device is already chosen, perhaps by the command line.
     config.device = None;
     let LimitPreview { limit, ledger, .. } = XlogDeviceRuntime::preview_limits(device, &config)?;
     report.limit = Some(Limit {
@@ -102,13 +101,13 @@ impl LedgerState {
                 state.state = "refused";
                 state.reason = Some(reason);
             }
-            // Off, and whatever later versions add.
+            // Off, or a setting of a later version.
             _ => {}
         }
         state
     }
 
-    /// The feature that is lost without it.
+    /// Returns the feature that is missing without a ledger.
     pub(super) fn missing(&self) -> Option<Missing> {
         (self.state == "unavailable").then(|| Missing {
             what: format!(

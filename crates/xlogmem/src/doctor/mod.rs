@@ -1,7 +1,7 @@
-//! `xlogmem doctor`: which device would be used and why, what it can do, and whether it works.
+//! `xlogmem doctor`: the selected device, the reason for the choice, its features, and whether it works.
 //!
-//! It measures first and judges after: the findings are one [`Report`], printed as text or as JSON, so that both say the
-//! same. It tries what a runtime would do: joins the ledger, opens the log, allocates two blocks of at most a MiB. It leaves nothing behind.
+//! It measures first and judges afterwards. The findings are one [`Report`], printed as text or as JSON. It does what a
+//! runtime does: joins the ledger, opens the log, allocates two blocks of at most 1 MiB. It leaves nothing behind.
 
 mod check;
 mod limits;
@@ -21,7 +21,7 @@ use report::{Check, Device, Report};
 pub(crate) use report::{Cuda, Selection};
 pub(crate) use select::{Selected, select};
 
-/// Runs the command. Only a bad device spec is refused; whatever is wrong with the device is in the output.
+/// Runs the command. It refuses only a bad device spec; any problem of the device is part of the output.
 pub(crate) fn run(arguments: &DoctorArguments) -> Result<Output, Refusal> {
     let cuda = Cuda::find();
     let selection = select::select(arguments.device.as_deref(), &cuda)?;
@@ -47,7 +47,7 @@ fn inspect(report: &mut Report, device: CudaDevice) {
     let device = Arc::new(device);
     let config = limits::find(report, &device).unwrap_or_else(|error| {
         report.error = Some(format!("{}: {error}", device.spec()));
-        // The properties of the device are reported nevertheless.
+        // The device's properties are reported anyway.
         RuntimeConfig::default().with_ledger(LedgerSetting::Off)
     });
     let spec = &report.selection.spec;

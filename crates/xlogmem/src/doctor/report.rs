@@ -1,7 +1,7 @@
-//! The report of the doctor, in the shape of its JSON.
+//! The report of the doctor, as it appears in JSON.
 //!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+//! Field names are public: fields may be added, but none changes its name or meaning without a new `schema` number.
+//! Every field is always present; an unknown value is `null`.
 
 use serde::Serialize;
 
@@ -12,32 +12,30 @@ use xlog_cuda::{CudaDevice, Result};
 
 const SCHEMA: u32 = 1;
 
-/// All of it.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
-    /// The number of this shape.
+    /// The version of this format.
     pub(super) schema: u32,
     /// Whether the selected device was opened and passed its check.
     pub(super) ok: bool,
     /// Why not, in one line.
     pub(super) error: Option<String>,
-    /// The version of xlog.
     pub(super) xlog_version: &'static str,
     pub(super) selection: Selection,
     pub(super) cuda: Cuda,
-    /// The selected device, if it could be opened.
+    /// The selected device, if it was opened.
     pub(super) device: Option<Device>,
-    /// The limit of a shared runtime on it, if the device could be opened and the environment is accepted.
+    /// The limit of a shared runtime on it, if the device was opened and the environment is valid.
     pub(super) limit: Option<Limit>,
-    /// The ledger that it would join, likewise.
+    /// The ledger that such a runtime would join, under the same conditions.
     pub(super) ledger: Option<LedgerState>,
-    /// The live check, if the device could be opened.
+    /// The live check, if the device was opened.
     pub(super) check: Option<Check>,
-    /// Missing parts that would make more possible.
+    /// Missing parts that would enable more features.
     pub(super) missing: Vec<Missing>,
 }
 
-/// The device, and the source of that choice.
+/// The device, and why it was selected.
 #[derive(Serialize, Debug, Default)]
 pub(crate) struct Selection {
     pub(crate) spec: String,
@@ -45,7 +43,6 @@ pub(crate) struct Selection {
     pub(crate) reason: String,
 }
 
-/// The source of the choice.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Source {
@@ -56,26 +53,25 @@ pub(crate) enum Source {
     Fallback,
 }
 
-/// The CUDA installation of this machine, whichever device is selected.
+/// The CUDA installation of this machine, independent of the selected device.
 #[derive(Serialize, Debug, Default)]
 pub(crate) struct Cuda {
-    /// Where the driver library was found.
+    /// The path of the driver library.
     pub(super) library: Option<String>,
-    /// The CUDA version the driver speaks, such as "13.0".
+    /// The CUDA version of the driver, such as "13.0".
     pub(super) driver_api_version: Option<String>,
     /// The minimum version.
     pub(super) minimum_driver_api_version: String,
     /// The version of the NVIDIA kernel module.
     pub(super) kernel_module_version: Option<String>,
-    /// How many GPUs this process may use.
+    /// The number of GPUs visible to this process.
     pub(super) gpu_count: Option<usize>,
-    /// Why there is none, when the driver could not be asked.
+    /// Why the driver could not be queried.
     pub(super) error: Option<String>,
     #[serde(skip)]
     unavailable: Option<Missing>,
 }
 
-/// The properties of an open device.
 #[derive(Serialize, Debug)]
 pub(super) struct Device {
     pub(super) kind: String,
@@ -94,17 +90,17 @@ pub(super) struct Device {
     pub(super) greatest_priority: i32,
 }
 
-/// How the live check went.
+/// The result of the live check.
 #[derive(Serialize, Debug)]
 pub(super) struct Check {
     pub(super) ok: bool,
-    /// The bytes that went to the device and came back.
+    /// The bytes copied to the device and back.
     pub(super) bytes: usize,
     pub(super) microseconds: u64,
     pub(super) error: Option<String>,
 }
 
-/// Something that is not there, and how to get it.
+/// A missing part, and how to get it.
 #[derive(Serialize, Clone, PartialEq, Eq, Debug)]
 pub(super) struct Missing {
     pub(super) what: String,
@@ -122,7 +118,6 @@ impl Report {
         }
     }
 
-    /// Lists what the machine or the device lacks.
     pub(super) fn note_missing(&mut self) {
         let mut missing = Vec::new();
         if let Some(unavailable) = &self.cuda.unavailable {
@@ -156,7 +151,7 @@ impl Report {
 }
 
 impl Cuda {
-    /// Asks the driver what there is. Nothing is opened.
+    /// Queries the driver without opening a device.
     pub(crate) fn find() -> Self {
         let version = cuda::driver_version();
         let count = cuda::device_count();
@@ -172,13 +167,13 @@ impl Cuda {
         }
     }
 
-    /// Why there is no GPU, in a few words.
+    /// Returns why there is no GPU, in a few words.
     pub(super) fn absence(&self) -> &str {
         self.unavailable.as_ref().map_or("the driver shows none", |missing| &missing.what)
     }
 }
 
-/// A driver that is not there has no GPUs; one that fails otherwise has an unknown number.
+/// Returns zero GPUs for an absent driver and `None` for one that fails otherwise.
 fn known(count: DriverResult<usize>) -> Option<usize> {
     match count {
         Ok(count) => Some(count),
@@ -225,7 +220,7 @@ impl Device {
     }
 }
 
-/// 13000 is "13.0", 12040 is "12.4".
+/// Formats 13000 as "13.0" and 12040 as "12.4".
 fn dotted(version: u32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
@@ -234,7 +229,7 @@ fn kernel_module_version() -> Option<String> {
     module_version(&std::fs::read_to_string("/proc/driver/nvidia/version").ok()?)
 }
 
-/// The first word of the first line that has the form of a version.
+/// Returns the first word of the first line that has the form of a version.
 fn module_version(text: &str) -> Option<String> {
     let is_version = |word: &&str| {
         word.contains('.')

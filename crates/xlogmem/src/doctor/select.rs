@@ -1,10 +1,9 @@
-//! Which device: the flag, the environment, the first GPU, the simulated device, in this order.
+//! Selects the device: the flag, the environment, the first GPU, the simulated device, in this order.
 
 use xlog_cuda::{DEVICE_VARIABLE, DeviceSpec, Result};
 
 use super::report::{Cuda, Selection, Source};
 
-/// The device that would be used.
 #[derive(Debug)]
 pub(crate) struct Selected {
     pub(crate) spec: DeviceSpec,
@@ -12,7 +11,7 @@ pub(crate) struct Selected {
     reason: String,
 }
 
-/// Decides without opening anything.
+/// Selects a device without opening it.
 pub(crate) fn select(flag: Option<&str>, cuda: &Cuda) -> Result<Selected> {
     if let Some(spec) = flag {
         let reason = "asked for by --device".to_owned();

@@ -1,10 +1,9 @@
-//! The report for people: aligned, and no wider than 80 columns where a name allows it.
+//! The report as text: aligned, and at most 80 columns wide unless a name is longer.
 use xlog_report::text_report::{TextReport, size};
 
 use super::limits;
 use super::report::{Device, Report};
 
-/// The whole report.
 pub(super) fn render(report: &Report) -> String {
     let mut page = TextReport::default();
     page.title("Selected");
@@ -66,7 +65,7 @@ fn describe(page: &mut TextReport, device: &Device) {
             size(device.memory_free_bytes)
         ),
     );
-    // The simulated device has no processors to speak of.
+    // The simulated device has no multiprocessors.
     if device.multiprocessors > 0 {
         let compute = format!(
             "capability {}, {} multiprocessors",

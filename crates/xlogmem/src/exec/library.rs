@@ -1,7 +1,7 @@
 //! The preloaded library as a file.
 //!
-//! Children of a program may be started long after the command has ended, and need the file then: it stays, one for each content. It
-//! appears complete, by a rename, in a folder that only this user can write to.
+//! Children of the program may start long after the command has ended and still need the file. So it stays, one per
+//! content. It is renamed into place complete, in a folder that only this user can write to.
 
 use std::fs::{DirBuilder, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::process::geteuid;
 
-/// The library; empty where the platform has none.
+/// The library; empty on platforms without it.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libxlog_preload.so"));
 
-/// The name of its file.
+/// Its file name.
 pub(super) const NAME: &str = "libxlog_preload.so";
 
-/// The path of the library, which is written if it is not there.
+/// Returns the path of the library and writes it if it is missing.
 pub(super) fn install() -> Result<PathBuf, String> {
     if LIBRARY.is_empty() {
         let here = cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"));
@@ -42,7 +42,7 @@ pub(super) fn install() -> Result<PathBuf, String> {
     Err(format!("no folder can hold the preloaded library: {}", reasons.join("; ")))
 }
 
-/// Folders that may hold it, best first: a cache is kept longer than temporary files.
+/// Returns the folders that may hold it, best first: caches live longer than temporary files.
 fn parents() -> Vec<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|text| !text.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
@@ -54,7 +54,7 @@ fn parents() -> Vec<PathBuf> {
 
 fn install_in(parent: &Path) -> std::io::Result<PathBuf> {
     let refuse = |reason: &str| Err(Error::new(ErrorKind::Unsupported, reason));
-    // The dynamic linker separates names by spaces and colons and replaces words that begin with a dollar sign.
+    // The dynamic linker splits names at spaces and colons and substitutes words that begin with a dollar sign.
     let is_special = |byte: &u8| b" :$\t\n".contains(byte);
     if !parent.is_absolute() || parent.as_os_str().as_bytes().iter().any(is_special) {
         return refuse("the dynamic linker does not take such a name");
@@ -79,7 +79,7 @@ fn install_in(parent: &Path) -> std::io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Creates a folder that only this user can write to, or finds that it is one.
+/// Creates a folder that only this user can write to, or verifies an existing one.
 fn private_folder(path: PathBuf) -> std::io::Result<PathBuf> {
     match DirBuilder::new().mode(0o700).create(&path) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),

@@ -1,10 +1,10 @@
-//! `exec`: runs any CUDA program with the library that counts, limits and logs its device memory.
+//! `exec`: runs any CUDA program with a library that counts, limits and logs its device memory.
 //!
-//! The library is part of this binary. It is written to a private folder of the user, where it stays, and preloaded; settings go by
-//! environment variables. The ledger of the program's own runtime is switched off, so that memory is charged once. Inside another
-//! exec the outer limit and log hold too.
+//! The library is part of this binary. It is written to a private folder of the user, where it stays, and preloaded; its
+//! settings are environment variables. The ledger of the program's own runtime is disabled, so memory is charged once.
+//! Within another exec the outer limit and log also apply.
 //!
-//! The status of the program is the status of the command.
+//! The exit status is that of the program.
 
 mod library;
 mod program;
@@ -31,7 +31,7 @@ const NAME: &str = "XLOG_EXEC_NAME";
 const LOG: &str = "XLOG_EXEC_LOG";
 const STACKS: &str = "XLOG_EXEC_STACKS";
 const NOTE: &str = "XLOG_EXEC_NOTE";
-/// The ledger of a program's own runtime.
+/// The variable for the ledger of a program's own runtime.
 const RUNTIME_LEDGER: &str = "XLOG_DEVICE_LEDGER";
 
 /// The arguments of `exec`.
@@ -78,7 +78,7 @@ pub(crate) struct ExecArguments {
     program: Vec<OsString>,
 }
 
-/// Runs the program; its status, and a warning if no call of it was intercepted.
+/// Runs the program. Returns its status, and a warning if none of its calls was intercepted.
 pub(crate) fn run(arguments: &ExecArguments) -> Result<(u8, Option<String>), Refusal> {
     let (name, rest) =
         arguments.program.split_first().ok_or_else(|| "a program is missing".to_owned())?;
@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<(u8, Option<String>), Ref
     Ok((status_code(status), warning))
 }
 
-/// What the library is told.
+/// The settings passed to the library.
 struct Settings {
     limit: Option<String>,
     guarantee: Option<String>,
@@ -127,7 +127,7 @@ impl Settings {
         if stacks.is_some() && log.is_none() && std::env::var_os(LOG).is_none() {
             return Err("--stacks: stacks are part of a log; give --log too".to_owned());
         }
-        // Inside another exec the runtime's own ledger is off, and the library's is the one to keep.
+        // Within another exec the runtime's ledger is off, so the library's setting is inherited first.
         let inherited = [LEDGER, RUNTIME_LEDGER]
             .into_iter()
             .find_map(|name| Some((name, std::env::var(name).ok()?)));
@@ -143,7 +143,7 @@ impl Settings {
 
     fn pass_to(&self, command: &mut Command) {
         command.env(LEDGER, &self.ledger).env(RUNTIME_LEDGER, "off");
-        // What is not given stays as an outer exec has set it.
+        // Options that are absent keep the values of an outer exec.
         let settings = [
             (LIMIT, &self.limit),
             (GUARANTEE, &self.guarantee),
@@ -161,7 +161,7 @@ impl Settings {
     }
 }
 
-/// A limit within the one of an outer exec. The library takes the smallest of a list: a share is not known in bytes here.
+/// Combines a limit with that of an outer exec as a list. The library takes the minimum: a share is not known in bytes here.
 fn within(own: Option<String>, outer: Option<String>) -> Option<String> {
     match (own, outer.filter(|outer| !outer.is_empty())) {
         (Some(own), Some(outer)) => Some(format!("{own},{outer}")),
@@ -169,7 +169,7 @@ fn within(own: Option<String>, outer: Option<String>) -> Option<String> {
     }
 }
 
-/// A log's name, absolute: the program may change its directory.
+/// Returns the absolute name of a log: the program may change its directory.
 fn log_pattern(path: &Path) -> Result<PathBuf, String> {
     let refuse = |reason: &str| Err(format!("--log: {}: {reason}", path.display()));
     if path.extension() != Some(OsStr::new("xtrace")) {
@@ -188,7 +188,7 @@ fn log_pattern(path: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// A folder for the time of the run.
+/// Creates a folder that lives as long as the run.
 fn temporary_folder() -> std::io::Result<TempDir> {
     let builder = || {
         let mut builder = tempfile::Builder::new();
@@ -198,7 +198,7 @@ fn temporary_folder() -> std::io::Result<TempDir> {
     builder().tempdir().or_else(|_| builder().tempdir_in("/tmp"))
 }
 
-/// The file in which processes note that they are intercepted. Inside another exec it is the outer's, so that both know.
+/// The file in which intercepted processes leave a mark. Within another exec it is the outer one, so that both see it.
 struct Note {
     path: PathBuf,
     bytes_before: u64,
@@ -226,7 +226,7 @@ fn length(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |file| file.len())
 }
 
-/// The library in front of what is preloaded already, without the library of another exec.
+/// Puts the library before those already preloaded, without the library of an outer exec.
 fn preloaded(library: &Path) -> OsString {
     let mut all = library.as_os_str().to_owned();
     let present = std::env::var_os(PRELOAD).unwrap_or_default();

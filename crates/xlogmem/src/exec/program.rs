@@ -1,4 +1,4 @@
-//! Why a program may not have been intercepted, read from its file.
+//! Explains from a program's file why it may not have been intercepted.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 const ELF: &[u8] = b"\x7fELF";
 const SET_ID: u32 = 0o6000;
-/// More than the headers of any program take.
+/// An upper bound of a program's headers.
 const HEAD_BYTES: u64 = 1 << 16;
 /// The type of the program header that names the dynamic linker.
 const INTERPRETER: u32 = 3;
 
-/// The reason, as far as the file shows one.
+/// Returns the reason, if the file shows one.
 pub(super) fn why_not_intercepted(name: &OsStr) -> String {
     let Some(mut path) = find(name) else { return no_call() };
     let mut head = head_of(&path);
@@ -48,7 +48,7 @@ fn no_call() -> String {
 enum Linking {
     Static,
     Dynamic,
-    /// Another class of file, or another C library.
+    /// Another file class, or another C library.
     Other,
 }
 
@@ -77,7 +77,7 @@ impl Linking {
     }
 }
 
-/// The file that a name stands for, as a shell finds it.
+/// Finds the file of a command as a shell does.
 fn find(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(name));
@@ -95,7 +95,7 @@ fn head_of(path: &Path) -> Vec<u8> {
     head
 }
 
-/// The program that runs a script, by its first line; `env NAME` is looked up.
+/// Returns the interpreter of a script from its first line; `env NAME` is resolved.
 fn interpreter_of_script(head: &[u8]) -> Option<PathBuf> {
     let line = head.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?;
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());

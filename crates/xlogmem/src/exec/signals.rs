@@ -1,8 +1,7 @@
-//! The signals of a run.
+//! Forwards signals to the program of a run.
 //!
-//! Signals that are sent to this process are passed on. The terminal sends its own, SIGINT and SIGQUIT, to the whole foreground group, which
-//! has the program too: in the foreground these two are not passed on. A signal that is ignored at the start (`nohup`) stays
-//! ignored, here and in the program.
+//! The terminal sends SIGINT and SIGQUIT to its whole foreground process group, which includes the program. So these two
+//! are not forwarded in the foreground. A signal ignored at the start (`nohup`) stays ignored, here and in the program.
 
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
@@ -12,12 +11,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
-/// Runs a command to its end.
+/// Runs a command until it ends.
 pub(super) fn wait(command: &mut Command) -> std::io::Result<ExitStatus> {
     let ignored = ignored();
     let handled = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
     let handled = handled.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    // A handler becomes the default in the program, but an ignored signal stays ignored.
+    // A handler is reset to the default in the program, but an ignored signal stays ignored.
     let mut signals = Signals::new(handled)?;
     let handle = signals.handle();
     let mut child = command.spawn()?;
@@ -36,7 +35,7 @@ pub(super) fn wait(command: &mut Command) -> std::io::Result<ExitStatus> {
                 _ => continue,
             };
             if !ended.load(Ordering::Acquire) {
-                // It may have ended just now.
+                // The process may have just ended.
                 let _ = kill_process(process, signal);
             }
         }
@@ -49,17 +48,17 @@ pub(super) fn wait(command: &mut Command) -> std::io::Result<ExitStatus> {
     status
 }
 
-/// The signals that this process ignores, as bits.
+/// Returns the ignored signals of this process as a bit mask.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Whether this process is in the group that a terminal sends its signals to.
+/// Returns whether this process is in the terminal's foreground process group.
 fn is_in_foreground() -> bool {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // Behind the name: state, parent, group, session, terminal, its foreground group.
+    // After the name: state, parent, group, session, terminal, the terminal's foreground group.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let field = |number: usize| fields.split_whitespace().nth(number);
     field(2).is_some() && field(2) == field(5)

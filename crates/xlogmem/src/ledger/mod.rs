@@ -1,6 +1,6 @@
 //! `xlogmem ledger`: the memory of each device by process.
 //!
-//! Reading takes no part: no slot, no lock, no write. `--reclaim`, `--limit` and `--process` join each ledger for a moment.
+//! Reading takes no slot and no lock, and writes nothing. `--reclaim`, `--limit` and `--process` briefly join each ledger.
 
 mod arguments;
 mod quota;
@@ -21,15 +21,15 @@ pub(crate) use arguments::LedgerArguments;
 use quota::Change;
 use report::{Found, Freed, Report};
 
-/// The ledger to read: one file, or all of a directory.
+/// The ledgers to read: one file, or all of a directory.
 pub(crate) enum LedgerLocation {
     Directory(PathBuf),
     File { path: PathBuf, directory: PathBuf, key: DeviceKey },
 }
 
 impl LedgerLocation {
-    /// Refuses a place that cannot be read: a file that is no ledger, a directory that cannot be read. A place that is not there
-    /// has no ledger, which is an answer, and so is a directory with ledgers of which one is damaged.
+    /// Refuses a file that is not a ledger and a directory that cannot be read. A missing location is valid and has no ledgers;
+    /// so is a directory in which one ledger is damaged.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         let seen = match self {
             Self::Directory(directory) => list(directory).map(|_| ()),
@@ -43,7 +43,7 @@ impl LedgerLocation {
         seen.map_err(|error| Refusal::Line(error.to_string()))
     }
 
-    /// The path to show, and every ledger there by its file. A missing file is no ledger, and no failure.
+    /// Returns the displayed path and every ledger in it by file. A missing file yields no ledger and no error.
     pub(crate) fn snapshots(&self) -> (String, Vec<(String, LedgerResult<Snapshot>)>) {
         let see = |path: &Path| {
             (path.display().to_string(), LedgerView::open(path).and_then(|view| view.snapshot()))
@@ -67,8 +67,8 @@ impl LedgerLocation {
     }
 }
 
-/// Runs the command. A bad path or size is refused, and a file that cannot be read or changed; what is wrong with one of several
-/// ledgers is in the output.
+/// Runs the command. It refuses a bad path or size, and a file that cannot be read or changed; a fault of one of several
+/// ledgers is part of the output.
 pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
     let place = place(arguments.ledger.as_deref())?;
     let limit = arguments.limit.as_deref().map(|text| limit(text, &place)).transpose()?;
@@ -105,12 +105,12 @@ fn show(arguments: &LedgerArguments, report: &Report) -> Output {
     }
 }
 
-/// The flag, the environment, or the default directory.
+/// Returns the location from the flag, the environment, or the default.
 pub(crate) fn place(flag: Option<&str>) -> Result<LedgerLocation, Refusal> {
     let refuse = |name: &str, error: &XlogError| Refusal::Line(format!("{name}: {error}"));
     let setting = match flag {
         Some(text) => {
-            // On a command line a path is relative to where one stands.
+            // On a command line, paths are relative to the current directory.
             let path = std::path::absolute(text)
                 .map_err(|error| Refusal::Line(format!("--ledger {text:?}: {error}")))?;
             let text = path.to_string_lossy().into_owned();
@@ -190,7 +190,7 @@ fn inspect(
 ) -> LedgerResult<Found> {
     let mut freed = None;
     if reclaim || limit.is_some() {
-        // Counted before this joins: it may be given the slot of a dead process, and empties it then.
+        // Counted before joining, which may reuse and empty the slot of a dead process.
         let dead = match LedgerView::open(&path).and_then(|view| view.snapshot()) {
             Ok(snapshot) => Freed::of_dead(&snapshot),
             Err(_) => Freed::default(),

@@ -1,7 +1,7 @@
 //! `xlogmem ledger --process`: the quota of a process while it runs.
 //!
-//! A process has a slot in the ledger of each device that it uses; the quota is changed in all of them that the location names. A share
-//! is of each ledger's limit.
+//! A process has a slot in the ledger of each device that it uses; its quota changes in all ledgers of the location. A
+//! share is relative to each ledger's limit.
 
 use xlog_cuda::ByteSize;
 use xlog_cuda::ledger::{
@@ -11,7 +11,7 @@ use xlog_cuda::ledger::{
 use super::{LedgerArguments, LedgerLocation};
 use crate::cli::Refusal;
 
-/// What is to become of one quota.
+/// The requested change of a quota.
 pub(super) struct Change {
     process: u32,
     limit: Option<Setting>,
@@ -19,7 +19,7 @@ pub(super) struct Change {
     name: Option<String>,
 }
 
-/// A size, or none.
+/// A size, or `none`.
 #[derive(Clone, Copy)]
 enum Setting {
     None,
@@ -46,7 +46,7 @@ impl Setting {
 }
 
 impl Change {
-    /// The change that the arguments name, if they name a process.
+    /// Returns the requested change, if the arguments name a process.
     pub(super) fn of(arguments: &LedgerArguments) -> Result<Option<Self>, Refusal> {
         let Some(process) = arguments.process else { return Ok(None) };
         let setting = |option: &str, text: &Option<String>| {
@@ -66,7 +66,7 @@ impl Change {
         Ok(Some(change))
     }
 
-    /// Changes the quota in every ledger of the location that the process takes part in.
+    /// Changes the quota in every ledger of the location that the process has joined.
     pub(super) fn apply(&self, place: &LedgerLocation) -> Result<(), Refusal> {
         let refuse = |error: LedgerError| Refusal::Line(error.to_string());
         let files = match place {
@@ -79,7 +79,7 @@ impl Change {
         };
         let mut changed = false;
         for file in files {
-            // What cannot be read is in the report.
+            // The report shows ledgers that cannot be read.
             let Ok(shown) = LedgerView::open(&file.path).and_then(|view| view.snapshot()) else {
                 continue;
             };

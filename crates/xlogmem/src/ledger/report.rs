@@ -1,14 +1,13 @@
-//! The report on ledgers, in the shape of its JSON.
+//! The report on ledgers, as it appears in JSON.
 //!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+//! Field names are public: fields may be added, but none changes its name or meaning without a new `schema` number.
+//! Every field is always present; an unknown value is `null`.
 use serde::Serialize;
 use xlog_cuda::ledger::{SlotSnapshot, Snapshot};
 use xlog_report::text_report::{TextReport, size};
 
 const SCHEMA: u32 = 1;
 
-/// One reading of all ledgers.
 #[derive(Serialize, Debug)]
 pub(super) struct Report {
     schema: u32,
@@ -21,7 +20,6 @@ pub(super) struct Report {
     pub(super) ledgers: Vec<Found>,
 }
 
-/// One ledger.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Found {
     path: String,
@@ -31,15 +29,14 @@ pub(super) struct Found {
     limit_bytes: Option<u64>,
     used_bytes: Option<u64>,
     granted_bytes: Option<u64>,
-    /// The part of `used_bytes` that living processes have cached, as far as they publish it.
+    /// The part of `used_bytes` that living processes have cached and published.
     cached_bytes: Option<u64>,
-    /// The part of `used_bytes` of freed blocks that wait for work on streams, as far as it is published.
+    /// The published part of `used_bytes` in freed blocks that wait for work on streams.
     pending_bytes: Option<u64>,
     free_bytes: Option<u64>,
-    /// Grants are being handed back because a request needed them.
+    /// Whether processes return grants because a request needs them.
     pressure: Option<bool>,
     capacity: Option<u32>,
-    /// The result of `--reclaim`.
     reclaimed: Option<Freed>,
     slots: Vec<Slot>,
 }
@@ -59,22 +56,22 @@ struct Slot {
     used_bytes: u64,
     granted_bytes: u64,
     peak_bytes: u64,
-    /// The part of `used_bytes` that live blocks hold; none if the process does not publish it, like the next three.
+    /// The part of `used_bytes` in live blocks; `None`, like the next three, if the process does not publish it.
     live_bytes: Option<u64>,
     cached_bytes: Option<u64>,
     pending_bytes: Option<u64>,
-    /// Whether it has answered the last request of another process for cached memory.
+    /// Whether it answered the last request of another process for cached memory.
     answers: Option<bool>,
     seconds: Option<f64>,
-    /// The quota of the process: its limit, none if it has no limit of its own.
+    /// The limit of the process; `None` without one of its own.
     quota_bytes: Option<u64>,
-    /// The share that others leave free for it.
+    /// The share that other processes leave free for it.
     guaranteed_bytes: u64,
     quota_name: Option<String>,
 }
 
 impl Freed {
-    /// The bytes and slots of dead processes.
+    /// Counts the bytes and slots of dead processes.
     pub(super) fn of_dead(snapshot: &Snapshot) -> Self {
         let dead = || snapshot.slots.iter().filter(|slot| !slot.alive);
         Self {
@@ -159,7 +156,7 @@ impl Slot {
             cached_bytes: slot.memory.map(|memory| memory.cached),
             pending_bytes: slot.memory.map(|memory| memory.pending),
             answers: slot.memory.map(|memory| memory.has_answered),
-            // A clock that was set back has no answer.
+            // `None` if the clock was set back.
             seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
             quota_bytes: slot.quota.limit,
             guaranteed_bytes: slot.quota.guaranteed,
@@ -167,7 +164,7 @@ impl Slot {
         }
     }
 
-    /// The quota in words; none if there is none.
+    /// Describes the quota, if there is one.
     fn quota(&self) -> Option<String> {
         let limit = self.quota_bytes.map(|bytes| format!("at most {}", size(bytes)));
         let guaranteed = (self.guaranteed_bytes > 0)
@@ -202,7 +199,7 @@ impl Slot {
     }
 }
 
-/// Time in the unit people use.
+/// Formats an age in a suitable unit.
 fn age(seconds: f64) -> String {
     let whole = seconds as u64;
     match whole {

@@ -1,8 +1,8 @@
 //! One replay of a plan on one stack.
 //!
-//! Sequential: one thread, in recorded order. By threads: a thread for each recorded one, in its own order; an operation waits until
-//! the operations before it on its block are done, wherever they are. Both times only the calls of the resource; blocks that the
-//! log never frees are freed after, untimed.
+//! Sequential: one thread, in recorded order. By threads: one thread per recorded one, in its own order; an operation waits
+//! until the earlier operations on its block are done. Both modes time only the calls of the resource. Blocks that the log
+//! never frees are freed afterwards, untimed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,24 +20,24 @@ use xlog_workloads::stack::{Stack, run_threads};
 use super::plan::{MAX_STREAMS, MAX_THREADS, Operation, Plan, What};
 use super::samples::{self, Sample};
 
-/// Failures that are listed one by one.
+/// The maximum number of failures listed.
 const LISTED: usize = 10;
 
-/// In which order and when operations are done.
+/// The order and the timing of operations.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum Mode {
     Sequential,
     Threads,
-    /// By threads, each operation not before its recorded time, which goes by so much faster.
+    /// By threads, each operation no earlier than its recorded time, divided by this speed.
     Recorded(f64),
 }
 
-/// A call that failed, with the record it is of.
+/// A failed call, with its record.
 #[derive(Serialize, Clone, Debug)]
 pub(super) struct Failed {
     pub(super) order: u64,
     pub(super) action: &'static str,
-    /// As recorded; `null` where the log has more than are distinguished.
+    /// As recorded; `null` if the log has more threads than are distinguished.
     pub(super) thread: Option<u64>,
     pub(super) stream: Option<u32>,
     pub(super) bytes: Option<u64>,
@@ -45,7 +45,6 @@ pub(super) struct Failed {
     pub(super) error: String,
 }
 
-/// The outcome of a replay.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) seconds: f64,
@@ -57,15 +56,15 @@ pub(super) struct Outcome {
     /// Frees and uses of blocks whose allocation failed.
     pub(super) skipped: u64,
     pub(super) peak_live_bytes: u64,
-    /// The furthest that an operation was behind its recorded time.
+    /// The maximum delay of an operation after its recorded time.
     pub(super) behind_nanos: u64,
     pub(super) at_peak: Option<PoolSnapshot>,
     pub(super) at_end: Option<PoolSnapshot>,
-    /// By operation; the last is of the end.
+    /// By operation; the last sample is taken at the end.
     pub(super) over_time: Vec<Sample>,
 }
 
-/// A block of the log.
+/// The state of a block of the log.
 #[derive(Debug, Default)]
 enum State {
     #[default]
@@ -77,12 +76,11 @@ enum State {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Operations that were done on it.
+    /// The number of operations done on it.
     turns: u32,
     state: State,
 }
 
-/// The results of one thread.
 #[derive(Default)]
 struct Worker {
     outcome: Outcome,
@@ -101,12 +99,12 @@ struct Replay<'a> {
     samples: Mutex<Vec<Sample>>,
 }
 
-/// Streams that a replay of `plan` needs.
+/// Returns the number of streams that a replay of `plan` needs.
 pub(super) fn streams_of(plan: &Plan) -> usize {
     plan.figures.streams.clamp(1, MAX_STREAMS)
 }
 
-/// Replays `plan` on `stack`. What the resource refuses is in the outcome; an error is what kept the replay from being done.
+/// Replays `plan` on `stack`. The outcome lists refused calls; an error means that the replay could not be done.
 pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> {
     let streams =
         (0..streams_of(plan)).map(|_| Ok(stack.streams().lease()?)).collect::<Result<Vec<_>>>()?;
@@ -194,7 +192,7 @@ impl Replay<'_> {
         (outcome, slots.into_iter().map(Mutex::into_inner).collect())
     }
 
-    /// Waits for the operations before this one on its block. They are before it in the history, so no two operations wait for each other.
+    /// Performs an operation after the earlier ones on its block. Waiting follows the recorded order, so there is no deadlock.
     fn perform_in_turn(
         &self,
         at: usize,
@@ -209,7 +207,7 @@ impl Replay<'_> {
         };
         let mut looks = 0_u32;
         loop {
-            // Under a seed, every poll lets another thread continue.
+            // Under a seeded scheduler, every poll lets another thread run.
             let mut slot = slot.lock();
             if slot.turns >= operation.turn {
                 return self.perform(at, operation, &mut slot, worker);
@@ -314,7 +312,7 @@ impl Replay<'_> {
         slot.state = State::Gone(BlockId::from_block(&block));
         let stream = self.stream(operation.stream);
         let start = Instant::now();
-        // The log frees in the order of another stream: what that did so far comes before.
+        // The log frees on another stream than the allocation's, so the free must wait for that stream's work so far.
         let used = match self.tracks && stream != block.alloc_stream {
             true => self.resource.record_block_use(&block, stream),
             false => Ok(()),

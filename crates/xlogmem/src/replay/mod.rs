@@ -1,4 +1,4 @@
-//! `xlogmem replay`: a log done again on a device, by one resource or by several side by side.
+//! `xlogmem replay`: repeats the operations of a log on a device, with one resource or several for comparison.
 
 mod execute;
 mod plan;
@@ -77,7 +77,6 @@ pub(crate) struct ReplayArguments {
     json: bool,
 }
 
-/// The parsed arguments.
 struct Request {
     kinds: Vec<StackKind>,
     budget: Option<u64>,
@@ -87,7 +86,7 @@ struct Request {
 
 impl Request {
     fn new(arguments: &ReplayArguments) -> Result<Self, String> {
-        // Not read by clap: a variable that is set must not stand in the way of --compare.
+        // Not read by clap: a set variable must not conflict with `--compare`.
         let variable = std::env::var("XLOG_DEVICE_RESOURCE").ok();
         let (option, names) = match (&arguments.compare, &arguments.resource, &variable) {
             (Some(names), _, _) => ("--compare", names.as_str()),
@@ -129,7 +128,6 @@ impl Request {
     }
 }
 
-/// Runs the command.
 pub(crate) fn run(arguments: &ReplayArguments) -> Result<Output, Refusal> {
     let request = Request::new(arguments)?;
     let selection = select(arguments.device.as_deref(), &Cuda::find())?;

@@ -1,8 +1,8 @@
-//! A log made ready to be replayed: every record that does something, with its block, stream and thread by number.
+//! A log prepared for replay: every relevant record, with its block, stream and thread as numbers.
 //!
-//! All lookups happen here, so that a replay does nothing but call the resource. What a log has wrong (frees of blocks it
-//! does not have, allocations at live addresses) is counted, and mended where it can be: a block whose address is handed out
-//! again was freed before. Operations on one block have numbers, which every replay keeps to. Memory: 56 bytes an operation.
+//! All lookups happen here, so a replay only calls the resource. Faults of the log (frees of unknown blocks, allocations at
+//! live addresses) are counted and repaired if possible: a block whose address is allocated again is freed first.
+//! Operations on one block are numbered, and every replay keeps their order. Memory: 56 bytes per operation.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -15,34 +15,32 @@ use xlog_trace::{Action, Names, Record, Source, TraceError, UseAccess};
 pub(super) const MAX_STREAMS: usize = 128;
 /// The maximum number of separate threads; further ones share them.
 pub(super) const MAX_THREADS: usize = 64;
-/// Operations of one replay.
+/// The maximum number of operations in a replay.
 const MAX_OPERATIONS: usize = u32::MAX as usize;
 
-/// The longest replay in recorded time: a day.
+/// The maximum duration of a replay in recorded time: a day.
 const MAX_RECORDED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The kind of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum What {
     Allocate {
         bytes: u64,
-        /// An alignment above what every block has, or 0.
+        /// An alignment above the default, or 0.
         align: u32,
         tag: u32,
     },
-    /// `stream` of the operation is where the log says the block was freed.
+    /// The operation's `stream` is the recorded stream of the free.
     Free,
     Prepare(Access),
     Finish(Access),
     Reap,
 }
 
-/// One operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operation {
     pub(super) what: What,
     pub(super) block: u32,
-    /// Its place among the operations on its block.
+    /// Its number among the operations on its block.
     pub(super) turn: u32,
     pub(super) stream: u16,
     pub(super) thread: u16,
@@ -50,7 +48,7 @@ pub(super) struct Operation {
     pub(super) order: u64,
 }
 
-/// The figures of the log, in the shape of their JSON.
+/// The figures of the log, as they appear in JSON.
 #[derive(Serialize, Clone, Debug, Default)]
 pub(super) struct LogFigures {
     pub(super) allocations: u64,
@@ -58,45 +56,45 @@ pub(super) struct LogFigures {
     pub(super) uses: u64,
     pub(super) threads: usize,
     pub(super) streams: usize,
-    /// Devices of all processes; all are replayed on one.
+    /// Devices of all processes; the replay uses one.
     pub(super) devices: usize,
-    /// Most requested bytes live at a time, in the recorded order.
+    /// The maximum requested bytes live at a time, in recorded order.
     pub(super) peak_live_bytes: u64,
     pub(super) peak_live_blocks: u64,
     /// Blocks that the log never frees; they are freed after the replay.
     pub(super) never_freed: u64,
     /// Frees on another stream than the allocation's.
     pub(super) cross_stream_frees: u64,
-    /// Calls that had failed when the log was written; they are not replayed.
+    /// Calls that failed when recorded; not replayed.
     pub(super) recorded_failures: u64,
-    /// Allocations of nothing, and frees of no pointer; not replayed.
+    /// Allocations of zero bytes and frees of null; not replayed.
     pub(super) empty: u64,
-    /// Frees and uses of blocks whose allocation is not in the log; not replayed.
+    /// Frees and uses of blocks whose allocation the log lacks; not replayed.
     pub(super) unknown_blocks: u64,
-    /// Allocations at the address of a live block: its free is missing, and put in before.
+    /// Allocations at the address of a live block; the missing free is inserted before.
     pub(super) missing_frees: u64,
     /// Records of actions that are not replayed.
     pub(super) other: u64,
-    /// Records that came too late for their place in the history.
+    /// Records that arrived too late to be ordered.
     pub(super) late_records: u64,
-    /// The first thing that is wrong with the log.
+    /// The first fault of the log.
     pub(super) first_problem: Option<String>,
 }
 
 impl LogFigures {
-    /// How many records do not fit the others.
+    /// Returns the number of inconsistent records.
     pub(super) fn problems(&self) -> u64 {
         self.unknown_blocks + self.missing_frees
     }
 }
 
-/// A log made ready.
+/// A log prepared for replay.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) operations: Vec<Operation>,
     pub(super) blocks: u32,
     pub(super) tags: Vec<AllocTag>,
-    /// The recorded threads and streams by number.
+    /// The recorded threads, then streams, by number.
     threads: Vec<u64>,
     streams: Vec<Option<u32>>,
     /// The operation at the peak of live bytes.
@@ -119,30 +117,30 @@ struct Live {
 struct Linker {
     plan: Plan,
     live: HashMap<Key, Live>,
-    /// How many operations each block has so far.
+    /// The number of operations on each block so far.
     turns: Vec<u32>,
     streams: HashMap<Option<u32>, u16>,
     threads: HashMap<(u32, u64), u16>,
     tags: HashMap<Option<xlog_trace::NameId>, u32>,
-    /// Uses that are open: of which block, on which stream, with which access.
+    /// Open uses by block, stream and access.
     open: HashMap<(Key, u16, u8), VecDeque<Operation>>,
     devices: HashSet<(u32, u32)>,
     live_bytes: u64,
 }
 
-/// Why there is no plan.
+/// Why a plan could not be made.
 #[derive(Debug)]
 pub(super) enum Problem {
-    /// The log cannot be read on.
+    /// The log cannot be read further.
     Reading(TraceError),
-    /// The log is longer than what can be replayed.
+    /// The log is too long for a replay.
     TooLong(String),
-    /// Something is wrong with what the log says, which was asked about.
+    /// A strict reader found a fault in the log.
     Found(String),
 }
 
 impl Plan {
-    /// Reads a log to its end. `strict`: the first thing that is wrong with it is an error.
+    /// Reads a log to its end. With `strict`, the first fault is an error.
     pub(super) fn read(source: &mut impl Source, strict: bool) -> Result<Self, Problem> {
         let mut linker = Linker::default();
         while let Some(record) = source.next_record().map_err(Problem::Reading)? {
@@ -158,7 +156,7 @@ impl Plan {
         Ok(linker.finish())
     }
 
-    /// Refuses to replay in recorded time what would take more than a day: a time stamp may be anything.
+    /// Refuses a replay in recorded time that would take more than a day: time stamps may be arbitrary.
     pub(super) fn check_recorded_time(&self, speed: f64) -> Result<(), String> {
         let by_time = |operation: &&Operation| operation.time;
         let (first, last) = (
@@ -182,13 +180,13 @@ impl Plan {
         ))
     }
 
-    /// The recorded thread of an operation; `None` where several share its number.
+    /// Returns the recorded thread of an operation; `None` if several share its number.
     pub(super) fn thread_of(&self, operation: &Operation) -> Option<u64> {
         let told_apart = self.figures.threads <= MAX_THREADS;
         self.threads.get(operation.thread as usize).copied().filter(|_| told_apart)
     }
 
-    /// The recorded stream of an operation; `None` where several share its number, or where it had none.
+    /// Returns the recorded stream of an operation; `None` if several share its number, or if it had none.
     pub(super) fn stream_of(&self, operation: &Operation) -> Option<u32> {
         let told_apart = self.figures.streams <= MAX_STREAMS;
         self.streams.get(operation.stream as usize).copied().flatten().filter(|_| told_apart)
@@ -217,7 +215,7 @@ impl Linker {
                 self.plan.operations.push(operation);
             }
             (Action::Allocate | Action::Deallocate, _) => self.plan.figures.empty += 1,
-            // The replayed resource has segments of its own.
+            // The replayed resource has its own segments.
             (Action::SegmentTake | Action::SegmentReturn, _) => {}
             _ => self.plan.figures.other += 1,
         }
@@ -296,7 +294,7 @@ impl Linker {
             self.plan.operations.push(operation);
             return;
         }
-        // A use may be closed after its block was freed, so it is the open use that says which block it is.
+        // A use may be closed after its block was freed, so the block comes from the open use.
         match self.open.get_mut(&place).and_then(VecDeque::pop_front) {
             Some(begun) => {
                 let operation = self.on_block(record, What::Finish(access), begun.block);
@@ -352,7 +350,7 @@ impl Linker {
     }
 
     fn finish(mut self) -> Plan {
-        // Uses that the log leaves open would keep their blocks forever.
+        // An open use would keep its block alive forever, so the plan closes it.
         let mut open: Vec<Operation> = self.open.drain().flat_map(|(_, begun)| begun).collect();
         open.sort_unstable_by_key(|begun| begun.order);
         for begun in open {
@@ -396,7 +394,7 @@ mod tests {
         Plan::read(&mut Reader::from_stream(bytes, Strictness::Strict).unwrap(), false).unwrap()
     }
 
-    /// Records that mean nothing to each other: few addresses, so that gaps of every kind are frequent.
+    /// Random records with few addresses, so that missing records of every kind are frequent.
     fn nonsense(seed: u64) -> Vec<Record> {
         let mut random = Minstd::new(seed);
         let actions = [Action::Allocate, Action::Deallocate, Action::UsePrepare, Action::UseFinish];
@@ -419,7 +417,7 @@ mod tests {
     fn whatever_a_log_says_a_plan_can_be_done() {
         for seed in 1..200 {
             let plan = plan_of(&nonsense(seed));
-            // What a resource would see: how far each block is, whether it is live, and its open uses.
+            // A resource's view of each block: its next operation, whether it is live, and its open uses.
             let mut blocks = vec![(0, false, 0_i64); plan.blocks as usize];
             let (mut live, mut peak) = (0, (0, 0));
             let mut sizes = HashMap::new();

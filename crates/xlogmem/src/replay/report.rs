@@ -1,7 +1,7 @@
-//! The report of replays, in the shape of their JSON.
+//! The report of replays, as it appears in JSON.
 //!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+//! Field names are public: fields may be added, but none changes its name or meaning without a new `schema` number.
+//! Every field is always present; an unknown value is `null`.
 use std::path::Path;
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::doctor::Selection;
 
 const SCHEMA: u32 = 1;
 
-/// How a pool served, in the shape of its JSON.
+/// The statistics of a pool, as they appear in JSON.
 #[derive(Serialize, Clone, Debug, Default)]
 pub(crate) struct PoolReport {
     pub(crate) magazine: u64,
@@ -78,16 +78,16 @@ impl PoolReport {
     }
 }
 
-/// One resource.
+/// The figures of one resource.
 #[derive(Serialize, Debug)]
 pub(super) struct RunReport {
     resource: &'static str,
     device_name: String,
-    /// Whether every operation of the log was served and nothing is left.
+    /// Whether every operation was served and nothing is left.
     served: bool,
     seconds: f64,
     operations: u64,
-    /// Time in calls of the resource over the number of calls, with one reading of the clock in each.
+    /// Time in calls of the resource divided by the number of calls; includes one clock reading per call.
     nanos_per_operation: f64,
     allocate: TimesReport,
     free: TimesReport,
@@ -97,19 +97,19 @@ pub(super) struct RunReport {
     reserved_ratio: Option<f64>,
     failures: u64,
     first_failures: Vec<Failed>,
-    /// Frees and uses left out, since their block was not served or the resource tracks no uses.
+    /// Frees and uses skipped because their block was not served or the resource tracks no uses.
     skipped: u64,
     behind_nanos: u64,
     bytes_left: usize,
-    /// The cost of order between streams: events, waits for them, and waits that were already implied.
+    /// The cost of ordering streams: events, waits for them, and elided waits.
     events_recorded: u64,
     waits_inserted: u64,
     waits_elided: u64,
     races: Vec<String>,
     pool: Option<PoolReport>,
-    /// Samples at even distances of operations, the last at the end.
+    /// Samples at equal steps of operations, the last at the end.
     over_time: Vec<Sample>,
-    /// To the first resource of a comparison.
+    /// Relative to the first resource of a comparison.
     time_ratio: Option<f64>,
     memory_ratio: Option<f64>,
 }
@@ -197,11 +197,11 @@ impl std::fmt::Display for Failed {
     }
 }
 
-/// All of it.
+/// The report of a replay.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     schema: u32,
-    /// Whether every operation of the log was served by every resource.
+    /// Whether every resource served every operation of the log.
     ok: bool,
     pub(super) error: Option<String>,
     selection: Selection,
@@ -212,7 +212,7 @@ pub(super) struct Report {
     mode: &'static str,
     speed: Option<f64>,
     budget: Option<u64>,
-    /// The cost of one reading of the clock.
+    /// The cost of a clock reading.
     clock_nanos: f64,
     runs: Vec<RunReport>,
 }
@@ -249,7 +249,7 @@ impl Report {
         self.runs.push(run);
     }
 
-    /// Says whether all was served, and in one line why not.
+    /// Sets whether all operations were served, and if not, why.
     pub(super) fn judge(&mut self) {
         let spec = &self.selection.spec;
         let problem = || self.runs.iter().find_map(RunReport::problem);
@@ -319,7 +319,7 @@ impl Report {
     }
 }
 
-/// A ratio to the first resource in words: 0.08 of its time is "12x faster". The first itself has none.
+/// Describes a ratio to the first resource: 0.08 of its time is "12x faster".
 fn times(ratio: Option<f64>, below: &str, above: &str) -> String {
     let ratio = ratio.unwrap_or(1.0);
     let (factor, word) = if ratio < 1.0 { (1.0 / ratio, below) } else { (ratio, above) };

@@ -1,38 +1,37 @@
-//! How memory stood over a replay: what was live, what was held of the device, and how scattered the free part was.
+//! Memory over a replay: live bytes, reserved bytes, and the fragmentation of the free part.
 //!
-//! A sample is taken at a fixed step of operations of the log, between calls and not in their times. With several threads a sample
-//! is of the moment at which the operation was done, whatever the others were doing.
+//! A sample is taken every fixed number of operations, between calls and outside their times. With several threads, it
+//! shows the state when that operation was done, whatever the other threads were doing.
 use serde::Serialize;
 use xlog_report::plot;
 use xlog_report::text_report::{TextReport, size};
 use xlog_workloads::stack::Stack;
 
-/// Samples of a replay; one more at its end.
+/// The number of samples; one more follows at the end.
 const SAMPLES: usize = 128;
-/// Columns of the plots.
+/// The maximum number of columns of a plot.
 const COLUMNS: usize = 64;
 const HEIGHT: usize = 4;
 
-/// One sample, in the shape of its JSON.
 #[derive(Serialize, Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Operations of the log before it.
+    /// The number of operations before it.
     pub(super) operation: usize,
     pub(super) live_bytes: u64,
-    /// `null` where the driver does not say.
+    /// `null` if the driver does not report it.
     pub(super) reserved_bytes: Option<u64>,
     /// The part of the free memory outside the largest range; `null` without a pool.
     pub(super) fragmentation: Option<f64>,
     pub(super) free_ranges: Option<usize>,
 }
 
-/// Operations from sample to sample.
+/// Returns the number of operations between samples.
 pub(super) fn step(operations: usize) -> usize {
     operations.div_ceil(SAMPLES).max(1)
 }
 
 impl Sample {
-    /// How `stack` stands.
+    /// Takes a sample of `stack`.
     pub(super) fn measure(operation: usize, live_bytes: u64, stack: &Stack) -> Self {
         let pool = stack.snapshot();
         Self {
@@ -45,7 +44,7 @@ impl Sample {
     }
 }
 
-/// For each column the highest of its samples.
+/// Returns the maximum of the samples in each column.
 fn columns(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Vec<f64> {
     let width = samples.len().min(COLUMNS);
     let column = |at: usize| {
@@ -56,7 +55,7 @@ fn columns(samples: &[Sample], value: impl Fn(&Sample) -> f64) -> Vec<f64> {
     (0..width).map(column).collect()
 }
 
-/// Plots of a run, from its first operation to its last.
+/// Adds the plots of a run, from its first operation to its last.
 pub(super) fn render(page: &mut TextReport, samples: &[Sample]) {
     if samples.len() < 2 {
         return;

@@ -1,4 +1,4 @@
-//! Options that runs share: the stack a workload runs on.
+//! Options of all runs: the device and the stack.
 
 use std::path::PathBuf;
 
@@ -54,12 +54,12 @@ pub(crate) struct StackArguments {
 }
 
 impl StackArguments {
-    /// Selects the device, without opening it.
+    /// Selects the device without opening it.
     pub(crate) fn select(&self) -> Result<Selected, Refusal> {
         Ok(select(self.device.as_deref(), &Cuda::find())?)
     }
 
-    /// The configured stack on a device, without its log and with one stream.
+    /// Returns the configured stack on a device, without its log and with one stream.
     pub(crate) fn options(
         &self,
         default: StackKind,
@@ -86,7 +86,7 @@ impl StackArguments {
         })
     }
 
-    /// Opens the log. This comes last, so that nothing is written for a command line that is refused.
+    /// Opens the log. This is the last step, so that a refused command line writes nothing.
     pub(crate) fn with_log(
         &self,
         options: StackOptions,
@@ -101,7 +101,7 @@ impl StackArguments {
         Ok(StackOptions { log, ..options })
     }
 
-    /// Refuses the resource that tracks no uses, before anything is opened.
+    /// Refuses a resource that tracks no uses, before anything is opened.
     pub(crate) fn require_tracking(&self, why: &str) -> Result<(), Refusal> {
         match self.resource.as_deref() {
             Some("direct") => Err(Refusal::Line(format!(

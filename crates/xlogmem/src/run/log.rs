@@ -1,6 +1,6 @@
-//! The log of a run, and what is missing from it.
+//! The log of a run and its lost records.
 //!
-//! A record that did not reach the file is part of the run's answer: in its status, its JSON and its page.
+//! A record that did not reach the file affects the run's status and is reported in its JSON and text.
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -10,31 +10,30 @@ use xlog_workloads::stack::StackOptions;
 
 use super::arguments::StackArguments;
 
-/// A log that is being written.
 pub(crate) struct RunLog {
     file: String,
     sink: Arc<dyn LoggingSink>,
 }
 
-/// The fate of a log, in the shape of its JSON.
+/// The result of a log, as it appears in JSON.
 #[derive(Serialize, Clone, Debug)]
 pub(crate) struct LogReport {
-    /// The file as it was asked for.
+    /// The file as requested.
     file: String,
     /// Records that are not in the file.
     dropped_records: u64,
-    /// Why the file could not be written of late.
+    /// Why the last write failed.
     error: Option<String>,
 }
 
 impl RunLog {
-    /// The log of a stack that is about to be built.
+    /// Returns the log of a stack that is about to be built.
     pub(crate) fn of(arguments: &StackArguments, options: &StackOptions) -> Option<Self> {
         let file = arguments.log.as_deref()?.display().to_string();
         Some(Self { file, sink: Arc::clone(options.log.as_ref()?) })
     }
 
-    /// Writes what is left and counts what is missing. The work that is logged is done.
+    /// Flushes the log and counts lost records, after the logged work is done.
     pub(crate) fn end(self) -> LogReport {
         let error = self.sink.flush().err().map(|error| error.to_string());
         LogReport { file: self.file, dropped_records: self.sink.dropped_records(), error }
@@ -42,7 +41,7 @@ impl RunLog {
 }
 
 impl LogReport {
-    /// Why the log is not whole, in one line.
+    /// Returns why the log is incomplete, in one line.
     pub(crate) fn problem(&self) -> Option<String> {
         if self.dropped_records == 0 && self.error.is_none() {
             return None;

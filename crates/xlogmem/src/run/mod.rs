@@ -1,6 +1,6 @@
 //! `xlogmem run`: workloads whose results are verified.
 //!
-//! Like the doctor, a workload measures first and judges after: the result is one report, printed as text or as JSON.
+//! A workload measures first and judges afterwards: the result is one report, printed as text or as JSON.
 
 mod arguments;
 mod churn;

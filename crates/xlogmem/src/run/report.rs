@@ -1,7 +1,7 @@
-//! The common part of all run reports: how they begin, how they are judged, and how they become output.
+//! The common part of all run reports: header, verdict and output.
 //!
-//! Field names of a report are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
-//! Every field is always there; what is not known is `null`.
+//! Field names are public: fields may be added, but none changes its name or meaning without a new `schema` number.
+//! Every field is always present; an unknown value is `null`.
 
 use serde::Serialize;
 use xlog_cuda::{DeviceSpec, Result};
@@ -16,19 +16,19 @@ use crate::doctor::Selection;
 
 const SCHEMA: u32 = 1;
 
-/// The beginning of a report, in the shape of its JSON.
+/// The header of a report, as it appears in JSON.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct RunHead {
     schema: u32,
     workload: &'static str,
-    /// Whether everything was done and verified, nothing raced and nothing is left.
+    /// Whether everything was done and verified, without races, and nothing is left.
     pub(super) ok: bool,
     /// Why not, in one line.
     pub(super) error: Option<String>,
     pub(super) selection: Selection,
     pub(super) device_name: Option<String>,
     pub(super) resource: String,
-    /// The fate of the log, if one was asked for.
+    /// The result of the log, if one was requested.
     pub(super) log: Option<LogReport>,
 }
 
@@ -42,7 +42,7 @@ impl RunHead {
         self.workload
     }
 
-    /// Begins the report for people.
+    /// Begins the text.
     pub(super) fn begin(&self, title: &str) -> TextReport {
         let mut page = TextReport::default();
         page.title(title);
@@ -61,7 +61,7 @@ impl RunHead {
         }
     }
 
-    /// Ends the report for people: with the error, or with `verdict`.
+    /// Ends the text with the error, or with `verdict`.
     pub(super) fn end(&self, page: TextReport, verdict: &str) -> String {
         match &self.error {
             Some(error) => page.close(error),
@@ -70,17 +70,16 @@ impl RunHead {
     }
 }
 
-/// The report of a run.
 pub(super) trait RunReport: Serialize + Sized {
     fn head(&mut self) -> &mut RunHead;
 
-    /// The first problem of the run, in one line without the device.
+    /// Returns the first problem of the run, in one line without the device.
     fn problem(&self) -> Option<String>;
 
-    /// The report for people.
+    /// Returns the report as text.
     fn render(&self) -> String;
 
-    /// Says whether the run is good, and in one line why not.
+    /// Sets whether the run succeeded, and if not, why.
     fn judge(&mut self) {
         let problem = self.problem();
         let head = self.head();
@@ -90,7 +89,7 @@ pub(super) trait RunReport: Serialize + Sized {
         head.ok = head.error.is_none();
     }
 
-    /// Judges the run and prints it.
+    /// Judges the run and formats its output.
     fn finish(mut self, json: bool) -> Output {
         self.judge();
         let failure = self.head().error.clone();
@@ -98,8 +97,8 @@ pub(super) trait RunReport: Serialize + Sized {
     }
 }
 
-/// Builds the stack of a run and measures on it. A log that cannot be written is refused; what fails on the device is in the
-/// report.
+/// Builds the stack of a run and measures on it. It refuses a log that cannot be written; a failure of the device is part of
+/// the report.
 pub(super) fn run_on_stack<R: RunReport>(
     arguments: &StackArguments,
     spec: DeviceSpec,
@@ -122,7 +121,7 @@ pub(super) fn run_on_stack<R: RunReport>(
     Ok(report)
 }
 
-/// How many races there are, where the device can detect them.
+/// Describes the number of races, if the device detects them.
 pub(super) fn races_text(races: &[String], detects_races: bool) -> String {
     match detects_races {
         true => races.len().to_string(),
@@ -130,7 +129,7 @@ pub(super) fn races_text(races: &[String], detects_races: bool) -> String {
     }
 }
 
-/// The problem of a run in which races were found.
+/// Returns the problem of a run with races.
 pub(super) fn race_problem(races: &[String]) -> Option<String> {
     races.first().map(|race| format!("{} races; the first: {race}", races.len()))
 }

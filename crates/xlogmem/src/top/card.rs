@@ -1,8 +1,8 @@
-//! What the driver's management library (NVML) reports of a GPU: all bytes in use, and those of each process, contexts and modules included. The
-//! ledger counts allocations only, so the difference is what a process takes beside them.
+//! The GPU memory that the driver's management library (NVML) reports: bytes in use, in total and per process, including
+//! contexts and modules. The ledger counts allocations only, so the difference is what a process uses beside them.
 //!
-//! It is optional: without the library, in a container that hides processes, or on a simulated device there are no such figures. It makes no context
-//! on the GPU.
+//! NVML is optional: there are no figures without the library, in a container that hides processes, or on a simulated
+//! device. It creates no context on the GPU.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -15,7 +15,7 @@ const SUCCESS: c_int = 0;
 const INSUFFICIENT_SIZE: c_int = 7;
 /// `NVML_VALUE_NOT_AVAILABLE`.
 const UNKNOWN: u64 = u64::MAX;
-/// Processes of one GPU that are read.
+/// The maximum number of processes read per GPU.
 const MAX_PROCESSES: usize = 1 << 16;
 
 /// `nvmlProcessInfo_v2_t`.
@@ -42,15 +42,13 @@ type ByUuid = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
 type Memory = unsafe extern "C" fn(*mut c_void, *mut MemoryInfo) -> c_int;
 type Processes = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut ProcessInfo) -> c_int;
 
-/// The memory of one GPU.
 #[derive(Debug, Default)]
 pub(super) struct CardMemory {
     pub(super) used: u64,
-    /// By process.
     pub(super) processes: HashMap<u32, u64>,
 }
 
-/// The library, initialised.
+/// The initialized library.
 pub(super) struct Nvml {
     shutdown: Plain,
     by_uuid: ByUuid,
@@ -61,11 +59,11 @@ pub(super) struct Nvml {
 
 #[allow(unsafe_code)]
 impl Nvml {
-    /// Loads the library; `None` where it is missing or does not work.
+    /// Loads the library; `None` if it is missing or does not work.
     pub(super) fn open() -> Option<Self> {
-        // SAFETY: the initialisers of the driver's library have no conditions.
+        // SAFETY: the initializers of the driver's library have no preconditions.
         let library = unsafe { Library::new(LIBRARY) }.ok()?;
-        // SAFETY: the library's functions of these names have these types.
+        // SAFETY: the library's functions with these names have these types.
         let (init, shutdown, by_uuid, memory, processes) = unsafe {
             (
                 *library.get::<Plain>(b"nvmlInit_v2\0").ok()?,
@@ -75,21 +73,21 @@ impl Nvml {
                 *library.get::<Processes>(b"nvmlDeviceGetComputeRunningProcesses_v3\0").ok()?,
             )
         };
-        // SAFETY: it takes no arguments, and is matched by the shutdown of the drop.
+        // SAFETY: it takes no arguments, and the drop calls the matching shutdown.
         let is_open = unsafe { init() } == SUCCESS;
         is_open.then_some(Self { shutdown, by_uuid, memory, processes, _library: library })
     }
 
-    /// The memory of the GPU with this identity, which is the key of its ledger; `None` for another device.
+    /// Returns the memory of the GPU with this UUID, which is its ledger's key; `None` for another device.
     pub(super) fn memory(&self, uuid: &str) -> Option<CardMemory> {
         let uuid = CString::new(uuid).ok()?;
         let mut card = null_mut();
-        // SAFETY: the text ends in a zero, and the handle is a live local.
+        // SAFETY: the text is NUL-terminated, and the handle is a live local.
         if unsafe { (self.by_uuid)(uuid.as_ptr(), &raw mut card) } != SUCCESS {
             return None;
         }
         let mut memory = MemoryInfo::default();
-        // SAFETY: the handle is the library's, and the structure is a live local of its type.
+        // SAFETY: the library returned the handle, and the structure is a live local of its type.
         if unsafe { (self.memory)(card, &raw mut memory) } != SUCCESS {
             return None;
         }
@@ -102,7 +100,7 @@ impl Nvml {
         let mut found = vec![ProcessInfo::default(); 64];
         loop {
             let mut count = found.len() as c_uint;
-            // SAFETY: there are as many elements as the count says.
+            // SAFETY: the array has as many elements as the count says.
             match unsafe { (self.processes)(card, &raw mut count, found.as_mut_ptr()) } {
                 SUCCESS => {
                     found.truncate(count as usize);
@@ -120,7 +118,7 @@ impl Nvml {
 #[allow(unsafe_code)]
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: it was initialised by `open`, and no call is under way.
+        // SAFETY: `open` initialized it, and no call is in progress.
         let _ = unsafe { (self.shutdown)() };
     }
 }

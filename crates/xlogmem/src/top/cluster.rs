@@ -1,8 +1,7 @@
-//! `xlogmem top --cluster`: the workers of all nodes, from the metrics that Ray or Dask gathers.
+//! `xlogmem top --cluster`: the workers of all nodes, from the metrics that Ray or Dask collects.
 //!
-//! Each target is a page of metrics in Prometheus's text format, read by one plain HTTP request. Of it, the gauges of `xlogmem.ray` and
-//! `xlogmem.dask` are taken, whatever prefix the gathering system puts before their names. One that cannot be read is reported; the
-//! others are shown.
+//! Each target is a metrics page in Prometheus's text format, read by one plain HTTP request. It may prefix the gauges of
+//! `xlogmem.ray` and `xlogmem.dask` with anything. A target that cannot be read is reported; the others are shown.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -19,12 +18,11 @@ use crate::cli::Refusal;
 
 const SCHEMA: u32 = 1;
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The most bytes of one page.
+/// The maximum size of a page.
 const MOST: u64 = 64 << 20;
-/// Where Ray's head node lists the pages of all nodes.
+/// The file in which Ray's head node lists the pages of all nodes.
 pub(super) const RAY: &str = "/tmp/ray/prom_metrics_service_discovery.json";
 
-/// One process on one device of one node.
 #[derive(Serialize, Debug, Default, PartialEq)]
 struct Row {
     node: String,
@@ -39,7 +37,7 @@ struct Row {
 }
 
 impl Row {
-    /// Whether its worker has withdrawn it: zeroes, since a gauge cannot be removed. The device of a living one has a limit.
+    /// Returns whether its worker has withdrawn it with zeroes: gauges cannot be removed, and a live worker's device has a limit.
     fn is_withdrawn(&self) -> bool {
         self.used_bytes == 0 && self.quota_bytes == 0 && self.device_limit_bytes == 0
     }
@@ -49,13 +47,12 @@ impl Row {
 struct ClusterPicture {
     schema: u32,
     ok: bool,
-    /// What could not be read, in one line.
+    /// Why a target could not be read, in one line.
     error: Option<String>,
     targets: Vec<String>,
     processes: Vec<Row>,
 }
 
-/// Prints one reading of the cluster.
 pub(super) fn run(place: &str, json: bool) -> Result<Output, Refusal> {
     let targets = targets(place).map_err(Refusal::Line)?;
     let (mut rows, mut errors) = (BTreeMap::new(), Vec::new());
@@ -71,7 +68,7 @@ pub(super) fn run(place: &str, json: bool) -> Result<Output, Refusal> {
     Ok(Output::of(&picture, json, render, picture.error.clone()))
 }
 
-/// The pages to read: addresses separated by commas, or a file of Prometheus's service discovery.
+/// Returns the pages to read: addresses separated by commas, or those in a Prometheus service discovery file.
 fn targets(place: &str) -> Result<Vec<String>, String> {
     if !Path::new(place).is_absolute() {
         return Ok(place.split(',').filter(|part| !part.is_empty()).map(str::to_owned).collect());
@@ -91,7 +88,7 @@ fn targets(place: &str) -> Result<Vec<String>, String> {
     Ok(groups.into_iter().flat_map(|group| group.targets).collect())
 }
 
-/// The body of a page. Without a path it is `/metrics`.
+/// Fetches the body of a page; the default path is `/metrics`.
 fn fetch(target: &str) -> Result<String, String> {
     let plain = target.strip_prefix("http://").unwrap_or(target);
     let (host, path) = match plain.split_once('/') {
@@ -103,7 +100,7 @@ fn fetch(target: &str) -> Result<String, String> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT).map_err(text)?;
     stream.set_read_timeout(Some(TIMEOUT)).map_err(text)?;
     stream.set_write_timeout(Some(TIMEOUT)).map_err(text)?;
-    // A server answers version 1.0 without chunks, and closes.
+    // A server answers HTTP/1.0 without chunks and closes the connection.
     let request = format!("GET {path} HTTP/1.0\r\nHost: {host}\r\nAccept: text/plain\r\n\r\n");
     stream.write_all(request.as_bytes()).map_err(text)?;
     let mut bytes = Vec::new();
@@ -119,7 +116,7 @@ fn fetch(target: &str) -> Result<String, String> {
 
 type Key = (String, String, String, String);
 
-/// Adds the gauges of a page to the rows. Two pages with one process are one row.
+/// Adds the gauges of a page to the rows. A process on two pages is one row.
 fn collect(text: &str, rows: &mut BTreeMap<Key, Row>) {
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((name, labels, value)) = sample(line) else { continue };
@@ -143,7 +140,7 @@ fn collect(text: &str, rows: &mut BTreeMap<Key, Row>) {
     }
 }
 
-/// The name, the labels and the value of a line of the text format; `None` if it is none.
+/// Parses the name, labels and value of a line of the text format.
 fn sample(line: &str) -> Option<(&str, BTreeMap<String, String>, f64)> {
     let (name, mut rest) = line.split_once('{')?;
     let mut labels = BTreeMap::new();
@@ -160,7 +157,7 @@ fn sample(line: &str) -> Option<(&str, BTreeMap<String, String>, f64)> {
     }
 }
 
-/// A quoted text, without its escapes, and what follows it.
+/// Parses a quoted text, unescaped, and returns it with the rest.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();
@@ -205,7 +202,7 @@ fn render(picture: &ClusterPicture) -> String {
     text
 }
 
-/// A label as it may be printed.
+/// Escapes a label for printing.
 fn line(label: &str) -> String {
     escape::line(label).into_owned()
 }

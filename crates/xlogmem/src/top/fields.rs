@@ -1,13 +1,13 @@
-//! The columns of the table of processes, and figures as people write them.
+//! The columns of the table of processes, and the format of their figures.
 
 use xlog_report::text_report::size;
 
 use super::view::Process;
 
-/// Columns that a name has at least: those of a command, and two before it.
+/// The minimum width of a name: that of a command, and two columns before it.
 const NAME: usize = 17;
 
-/// A column of the table of processes, as far as the terminal has room for it.
+/// A column of the table of processes, shown if the terminal is wide enough.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Field {
     Pid,
@@ -37,10 +37,10 @@ impl Field {
         Self::Granted,
         Self::Since,
     ];
-    /// Left out where there is no room, in this order.
+    /// Omitted on narrow terminals, in this order.
     const OPTIONAL: [Self; 5] = [Self::Granted, Self::Peak, Self::Since, Self::Pending, Self::Live];
 
-    /// The columns for a terminal of `width` columns.
+    /// Returns the columns that fit into `width`.
     pub(super) fn that_fit(width: usize, has_quotas: bool) -> Vec<Self> {
         let mut fields = Self::ALL.to_vec();
         fields.retain(|field| has_quotas || *field != Self::Quota);

@@ -1,7 +1,8 @@
 //! `xlogmem top`: all processes on the ledgers, live.
 //!
-//! Reading takes no part: no slot, no write, no lock that another process waits for. It shows the physical bytes of processes, which
-//! the ledger has, and their tags, which processes publish while they are watched. Where the driver tells, it shows contexts and modules apart.
+//! Reading takes no slot and no lock that another process waits for, and writes nothing. It shows the physical bytes that the ledger
+//! counts per process, and the tags that processes publish while they are watched. If the driver reports them, contexts and
+//! modules are shown separately.
 
 mod arguments;
 mod card;
@@ -22,7 +23,7 @@ pub(crate) use arguments::TopArguments;
 use card::Nvml;
 use view::{Before, Picture};
 
-/// Runs the command. A bad path is refused, as is a file that is no ledger, and a picture without a terminal to show it.
+/// Runs the command. It refuses a bad path, a file that is not a ledger, and a live display without a terminal.
 pub(crate) fn run(arguments: &TopArguments) -> Result<Output, Refusal> {
     if let Some(place) = &arguments.cluster {
         return cluster::run(place, arguments.json);
@@ -74,7 +75,7 @@ fn observe(place: &LedgerLocation, before: &mut Before, views: &mut OpenViews) -
 struct OpenViews(Vec<LedgerView>);
 
 impl OpenViews {
-    /// Opens all anew, since a file may have been replaced, and closes those of before after that.
+    /// Opens all views anew, since a file may have been replaced, and then closes the previous ones.
     fn keep_on(&mut self, found: &[(String, LedgerResult<Snapshot>)]) {
         let open = |(path, snapshot): &(String, LedgerResult<Snapshot>)| {
             snapshot.as_ref().ok()?;

@@ -1,6 +1,6 @@
 //! The terminal: redrawn at every reading, at every key and when its size changes.
 //!
-//! However the command ends, by a key, a signal, an error or a panic, the terminal is as it was.
+//! However the command ends, by a key, a signal, an error or a panic, the terminal is restored.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use super::TopArguments;
 use super::view::{Column, Picture, Shown, Tone};
 
-/// How long a signal may go unnoticed.
+/// The maximum delay until a signal is noticed.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// The terminal is ours until this is dropped.
+/// The terminal in raw mode, restored on drop.
 struct Borrowed;
 
 impl Borrowed {
     fn new() -> io::Result<Self> {
         let previous = std::panic::take_hook();
-        // The message of a panic belongs on the screen that stays.
+        // The message of a panic belongs on the main screen.
         std::panic::set_hook(Box::new(move |info| {
             restore_terminal();
             previous(info);
@@ -51,7 +51,7 @@ fn restore_terminal() {
     let _ = disable_raw_mode();
 }
 
-/// What the help shows.
+/// The text of the help.
 const HELP: [&str; 18] = [
     "Keys",
     "  q, Esc           quit",
@@ -78,7 +78,6 @@ struct State {
     sort: Column,
     paused: bool,
     helping: bool,
-    /// The first line shown below the heading.
     first: usize,
     lines: usize,
     height: usize,
@@ -91,7 +90,6 @@ impl Default for State {
     }
 }
 
-/// The effect of a key.
 #[derive(PartialEq)]
 enum KeyAction {
     Quit,
@@ -125,7 +123,7 @@ impl State {
     }
 }
 
-/// Shows pictures until the user or a signal ends it.
+/// Shows the live display until the user or a signal ends it.
 pub(super) fn show(
     arguments: &TopArguments,
     mut observe: impl FnMut() -> Picture,
@@ -203,7 +201,7 @@ fn draw(picture: &mut Picture, state: &mut State) -> io::Result<()> {
     out.flush()
 }
 
-/// Whether colours are wanted, by the value of `NO_COLOR`: any text but an empty one turns them off.
+/// Returns whether to use colours: a non-empty `NO_COLOR` disables them.
 fn is_coloured(no_color: Option<&std::ffi::OsStr>) -> bool {
     no_color.is_none_or(std::ffi::OsStr::is_empty)
 }
@@ -217,7 +215,7 @@ fn colour(tone: Tone) -> style::Color {
     }
 }
 
-/// One line, cut at the edge, with the rest of it cleared.
+/// Writes one line, cut at the edge, and clears the rest.
 fn line(out: &mut impl Write, text: &str, width: u16) -> io::Result<()> {
     let shown: String = text.chars().take(usize::from(width)).collect();
     queue!(out, style::Print(shown), Clear(ClearType::UntilNewLine))

@@ -1,6 +1,6 @@
-//! The difference of two readings of ledgers: rows in the shape of the JSON, and lines of text.
+//! The difference between two readings of ledgers: rows for the JSON, and lines of text.
 //!
-//! Field names are the interface: a field may be added, none changes its name or meaning without a new `schema` number.
+//! Field names are public: fields may be added, but none changes its name or meaning without a new `schema` number.
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt;
@@ -16,16 +16,15 @@ use super::card::CardMemory;
 use super::fields::{Field, duration};
 
 const SCHEMA: u32 = 1;
-/// Where tags begin, under what is used.
+/// The indentation of tags, below the used bytes.
 const TAGS_AT: usize = 12;
-/// Readings that are kept for the history.
+/// The number of readings kept for the history.
 const HISTORY: usize = 120;
 /// Columns beside the history.
 const HISTORY_TEXT: usize = 30;
-/// Seconds after which published tags are shown as old.
+/// Seconds after which published tags are marked as stale.
 const STALE: f64 = 3.0;
 
-/// The columns that rows can be sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Column {
     Used,
@@ -48,7 +47,7 @@ impl Column {
         }
     }
 
-    /// The one after it.
+    /// Returns the next column.
     pub(super) fn next(self) -> Self {
         let at = Self::ALL.iter().position(|column| *column == self).unwrap_or(0);
         Self::ALL.get(at + 1).copied().unwrap_or(Self::Used)
@@ -70,7 +69,7 @@ impl FromStr for Column {
     }
 }
 
-/// The meaning of a line, which a terminal shows as a colour.
+/// The meaning of a line, shown as a colour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Tone {
     Plain,
@@ -81,7 +80,6 @@ pub(super) enum Tone {
     Bad,
 }
 
-/// A line of a picture.
 #[derive(Debug)]
 pub(super) struct Shown {
     pub(super) tone: Tone,
@@ -94,22 +92,21 @@ impl Shown {
     }
 }
 
-/// One picture.
+/// One frame of the display.
 #[derive(Serialize, Debug)]
 pub(super) struct Picture {
     schema: u32,
-    /// Whether every ledger could be read.
     ok: bool,
     /// Why not, in one line.
     pub(super) error: Option<String>,
     /// The directory or file that was read.
     place: String,
-    /// The seconds that rates are over; `None` at the first reading.
+    /// The interval of the rates in seconds; `None` at the first reading.
     seconds: Option<f64>,
     devices: Vec<Device>,
 }
 
-/// A device, which is one ledger.
+/// A device, which has one ledger.
 #[derive(Serialize, Debug, Default)]
 struct Device {
     path: String,
@@ -119,24 +116,24 @@ struct Device {
     used_bytes: u64,
     granted_bytes: u64,
     free_bytes: u64,
-    /// Bytes that dead processes left, used or granted: the next request that needs it gets it. Part of the figures above.
+    /// Bytes of dead processes, used or granted, which the next request can reclaim. Part of the figures above.
     dead_bytes: u64,
-    /// The part of `used_bytes` that living processes have cached, as far as they publish it.
+    /// The part of `used_bytes` that living processes have cached and published.
     cached_bytes: u64,
-    /// The part of `used_bytes` of freed blocks that wait for work on streams, as far as it is published.
+    /// The published part of `used_bytes` in freed blocks that wait for work on streams.
     pending_bytes: u64,
-    /// Bytes in use on the GPU, by whatever program; none where the driver does not tell.
+    /// Bytes in use on the GPU by any program; `None` if the driver does not report them.
     card_used_bytes: Option<u64>,
-    /// The part of `card_used_bytes` that the ledger does not count: contexts, modules, programs outside the ledger.
+    /// The part of `card_used_bytes` that the ledger does not count: contexts, modules, other programs.
     uncounted_bytes: Option<u64>,
-    /// Bytes that are guaranteed to processes and that they do not hold. Part of `free_bytes`.
+    /// Guaranteed bytes that their processes do not hold. Part of `free_bytes`.
     kept_free_bytes: u64,
     /// `used_bytes` at the last readings, the newest last.
     history: Vec<u64>,
     /// The part of `used_bytes` that living processes use.
     #[serde(skip)]
     used_alive: u64,
-    /// Grants are being handed back because a request needed them.
+    /// Whether processes return grants because a request needs them.
     pressure: bool,
     processes: Vec<Process>,
 }
@@ -149,31 +146,31 @@ pub(super) struct Process {
     pub(super) used_bytes: u64,
     pub(super) granted_bytes: u64,
     pub(super) peak_bytes: u64,
-    /// Bytes of its contexts and modules, which are not in `used_bytes`; none where the driver does not tell. For a process with several entries
-    /// of one device it is at the first.
+    /// Bytes of its contexts and modules, which are not in `used_bytes`; `None` if the driver does not report them. For a process
+    /// with several slots on one device, only the first has them.
     context_bytes: Option<u64>,
-    /// The part of `used_bytes` that live blocks hold; none if the process does not publish it, like the next three.
+    /// The part of `used_bytes` in live blocks; `None`, like the next three, if the process does not publish it.
     pub(super) live_bytes: Option<u64>,
     pub(super) cached_bytes: Option<u64>,
     pub(super) pending_bytes: Option<u64>,
-    /// Whether it has answered the last request of another process for cached memory.
+    /// Whether it answered the last request of another process for cached memory.
     answers: Option<bool>,
-    /// By how much `used_bytes` grew, or shrank, each second; none for a process that was not there before.
+    /// The growth of `used_bytes` per second; `None` for a new process.
     pub(super) bytes_per_second: Option<f64>,
-    /// How long it has taken part.
+    /// How long ago it joined.
     pub(super) seconds: Option<f64>,
-    /// Its own limit; none if it has none beside the one of the device.
+    /// Its own limit; `None` if only the device's applies.
     pub(super) quota_bytes: Option<u64>,
-    /// The share that others leave free for it.
+    /// The share that other processes leave free for it.
     guaranteed_bytes: u64,
     quota_name: Option<String>,
-    /// The largest tags that it has published; empty if it has published none.
+    /// The largest tags that it has published.
     tags: Vec<Tag>,
-    /// How long ago it said so.
+    /// The age of the published tags.
     tags_age_seconds: Option<f64>,
 }
 
-/// Bytes of the blocks of a tag. A name that ends in an ellipsis was cut.
+/// The bytes of a tag's blocks. A name that ends in an ellipsis is truncated.
 #[derive(Serialize, Debug)]
 struct Tag {
     tag: String,
@@ -183,17 +180,17 @@ struct Tag {
 /// The identity of a slot's owner: the file, the slot, the process and its start.
 type Owner = (String, u32, u32, SystemTime);
 
-/// The last reading, for the rates of the next one.
+/// The previous reading, from which rates are computed.
 #[derive(Debug, Default)]
 pub(super) struct Before {
     at: Option<Instant>,
     used: HashMap<Owner, u64>,
-    /// The bytes in use of each ledger at the last readings.
+    /// The used bytes of each ledger at the last readings.
     history: HashMap<String, Vec<u64>>,
 }
 
 impl Before {
-    /// Adds a reading to the history of a ledger, and returns that.
+    /// Adds a reading to the history of a ledger and returns the history.
     fn note(&mut self, path: &str, used: u64) -> Vec<u64> {
         let history = self.history.entry(path.to_owned()).or_default();
         history.push(used);
@@ -204,7 +201,7 @@ impl Before {
 }
 
 impl Picture {
-    /// The ledgers found at `place`, with rates since `before`, which then becomes this reading.
+    /// Creates a picture of the ledgers at `place`, with rates since `before`, which it replaces by this reading.
     pub(super) fn new(
         place: String,
         found: Vec<(String, LedgerResult<Snapshot>)>,
@@ -230,7 +227,7 @@ impl Picture {
         Self { schema: SCHEMA, ok: error.is_none(), error, place, seconds, devices }
     }
 
-    /// Adds what the driver reports beyond the ledger.
+    /// Adds the driver's figures.
     pub(super) fn add_cards(&mut self, memory_of: impl Fn(&str) -> Option<CardMemory>) {
         for device in &mut self.devices {
             if let Some(card) = device.device.as_deref().and_then(&memory_of) {
@@ -239,7 +236,6 @@ impl Picture {
         }
     }
 
-    /// Sorts the processes of each device.
     pub(super) fn sort(&mut self, by: Column) {
         for device in &mut self.devices {
             let rows = &mut device.processes;
@@ -260,7 +256,7 @@ impl Picture {
         }
     }
 
-    /// As lines of text of about `width` columns: each device with its processes. Fit for a terminal, whatever names are in them.
+    /// Returns lines of about `width` columns, each device with its processes. Names are escaped for a terminal.
     pub(super) fn lines(&self, width: usize) -> Vec<Shown> {
         let mut lines = Vec::new();
         if self.devices.is_empty() {
@@ -294,7 +290,7 @@ impl Device {
                 (slot.used as f64 - *before as f64) / passed.as_secs_f64().max(1e-3)
             });
             used.insert(owner, slot.used);
-            // What a dead process held by tag is held no more.
+            // The published tags of a dead process are stale.
             let published = slot.tags.as_ref().filter(|_| slot.alive);
             Process {
                 pid: slot.pid,
@@ -309,7 +305,7 @@ impl Device {
                 pending_bytes: slot.memory.map(|memory| memory.pending),
                 answers: slot.memory.map(|memory| memory.has_answered),
                 bytes_per_second: rate,
-                // A clock that was set back has no answer.
+                // `None` if the clock was set back.
                 seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
                 quota_bytes: slot.quota.limit,
                 guaranteed_bytes: slot.quota.guaranteed,
@@ -374,7 +370,7 @@ impl Device {
         }
         let text = self.device.clone().unwrap_or_default();
         lines.push(Shown { tone: Tone::Heading, text });
-        // The bar shows living processes: what dead ones left is available.
+        // The bar shows living processes: the bytes of dead ones are available.
         let share = self.used_alive as f64 / (self.limit_bytes.max(1)) as f64;
         let tone = match share {
             _ if self.pressure => Tone::Bad,
@@ -459,7 +455,7 @@ impl Tag {
 }
 
 impl Process {
-    /// The tags, the largest first, as many as a line has room for.
+    /// Returns the tags that fit on a line, the largest first.
     fn tag_line(&self, width: usize) -> Option<String> {
         let age = self.tags_age_seconds.filter(|age| *age >= STALE);
         let age = age.map_or_else(String::new, |age| format!(" ({} ago)", duration(age)));
@@ -476,7 +472,7 @@ impl Process {
     }
 }
 
-/// A line that shows the course of a figure, each value by the height of its character.
+/// Draws a figure over time on one line, each value by the height of its character.
 fn plot(values: &[u64]) -> String {
     const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let highest = values.iter().copied().max().unwrap_or(0).max(1);

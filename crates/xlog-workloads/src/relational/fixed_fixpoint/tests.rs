@@ -1,4 +1,4 @@
-//! Runs of both forms on the simulated devices.
+//! Tests of both forms on the simulated devices.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,10 +11,10 @@ use crate::stack::{Stack, StackKind, StackOptions};
 
 const ROWS: usize = 900;
 
-/// Edges and a seed of their seed: 38 rounds, some of which have more than 1024 pairs.
+/// Edges and a seed: 38 rounds, some of which have more than 1024 pairs.
 const MANY_PAIRS: (usize, u64) = (1000, 29 << 8);
 
-/// What three runs leave.
+/// The state after three runs.
 #[derive(PartialEq, Eq, Debug)]
 struct Left {
     captures: u32,
@@ -23,7 +23,7 @@ struct Left {
     reads: Vec<u32>,
 }
 
-/// Gives `work` a program on a device of its own; nothing is left of it, and there was no race.
+/// Runs `work` with a program on its own device; checks that no memory is left and no race occurred.
 fn with_program<R>(
     (spec, kind, form): (&str, StackKind, Form),
     (rows, capacity): (usize, Capacity),
@@ -42,7 +42,7 @@ fn with_program<R>(
     result
 }
 
-/// A run whose result is right.
+/// Runs the program and verifies its result.
 fn verified(program: &mut FixedFixpoint<'_>, work: Fixpoint) -> FixedRun {
     let found = program.run(&work).unwrap();
     let verdict = work.verify(&found.result.to_vec().unwrap(), 1);
@@ -50,7 +50,7 @@ fn verified(program: &mut FixedFixpoint<'_>, work: Fixpoint) -> FixedRun {
     found
 }
 
-/// Runs three graphs of edges.
+/// Runs the program on three graphs.
 fn closures(spec: &str, kind: StackKind, form: Form, capacity: Capacity) -> Left {
     with_program((spec, kind, form), (ROWS, capacity), |program| {
         let mut reads = Vec::new();
@@ -74,14 +74,14 @@ fn both_forms_find_the_closure_and_what_does_not_fit_is_captured_again() {
                 [Form::Graph, Form::Kernels].map(|form| closures(&spec, kind, form, fitting));
             assert_eq!((kernels.captures, kernels.capacity), (0, fitting));
             assert_eq!(graph.capacity, fitting);
-            // Both forms read as often; once per run, as soon as batches are as long as runs.
+            // Both forms read equally often: once per run as soon as a batch holds a whole run.
             assert_eq!((graph.batch, &graph.reads), (kernels.batch, &kernels.reads));
             assert!(graph.batch > BATCH && graph.reads[0] > 1, "{graph:?}");
             assert!(graph.reads.contains(&1), "{graph:?}");
             let lengthened = graph.reads.iter().filter(|reads| **reads > 1).count();
             assert_eq!(graph.captures as usize, 1 + lengthened);
 
-            // Room for the edges, and not for what can be reached.
+            // The capacity holds the edges, but not the closure.
             let small = Capacity { pairs: 1024, set: 2048 };
             for form in [Form::Graph, Form::Kernels] {
                 let left = closures(&spec, kind, form, small);
@@ -117,7 +117,7 @@ fn a_run_goes_on_in_further_batches_and_the_first_one_grows() {
                 assert_eq!((again.rounds, again.reads), (found.rounds, 1));
                 let launches = if form == Form::Graph { 1 } else { 2 + batch };
                 assert_eq!(again.launches, 1 + launches);
-                // Nothing grows without need.
+                // A capacity that suffices does not grow.
                 assert_eq!((program.captures().0, program.batch), (captures, batch));
                 assert_eq!(program.capacity(), fitting);
             });
@@ -128,7 +128,7 @@ fn a_run_goes_on_in_further_batches_and_the_first_one_grows() {
 #[test]
 fn pairs_that_do_not_fit_in_the_middle_of_a_batch_double_the_capacities() {
     let work = Fixpoint { rows: MANY_PAIRS.0, seed: seed_for(1, MANY_PAIRS.1) };
-    // All edges fit, and the set has room for everything; only the pairs of some later round are too many.
+    // All edges fit, and the set has space for everything; only the pairs of a later round exceed the capacity.
     let small = Capacity { pairs: 1024, set: 1 << 16 };
     for spec in specs() {
         for kind in [StackKind::Pool, StackKind::Async] {
@@ -136,7 +136,7 @@ fn pairs_that_do_not_fit_in_the_middle_of_a_batch_double_the_capacities() {
                 with_program((&spec, kind, form), (work.rows, small), |program| {
                     let found = verified(program, work);
                     assert_eq!(program.capacity(), small.doubled());
-                    // One read finds the overflow, and the others are those of the run that fits.
+                    // One read finds the overflow; the others belong to the run that fits.
                     let rounds = found.rounds as usize;
                     assert_eq!(found.reads as usize, 1 + rounds.div_ceil(BATCH));
                     let captures = if form == Form::Graph { 3 } else { 0 };

@@ -1,11 +1,11 @@
-//! The closure on the host: a search from every vertex, instead of joins.
+//! The closure on the host, by a search from every vertex instead of joins.
 
 use super::super::fixpoint::Fixpoint;
 use super::super::numbers::{Fingerprint, edge};
 use super::parts;
 
-/// The fingerprint of all pairs of vertices with a path from the first to the second. Each thread has a range of vertices to start
-/// from.
+/// Returns the fingerprint of all pairs of vertices with a path from the first to the second. Each thread searches from a
+/// range of vertices.
 #[must_use]
 pub fn expected(work: &Fixpoint, threads: usize) -> Fingerprint {
     let vertices = work.vertices() as usize;
@@ -13,7 +13,7 @@ pub fn expected(work: &Fixpoint, threads: usize) -> Fingerprint {
         let edge = edge(work.edge_seed(), row, work.vertices());
         ((edge >> 32) as usize, edge as u32)
     };
-    // Where the edges of a vertex begin; after they were placed, where they end.
+    // Start of each vertex's edges; after they are placed, their end.
     let mut ends = vec![0_u32; vertices + 1];
     for (from, _) in (0..work.rows as u64).map(made) {
         ends[from + 1] += 1;
@@ -32,7 +32,7 @@ pub fn expected(work: &Fixpoint, threads: usize) -> Fingerprint {
     };
     let found = parts(vertices, threads, |range| {
         let mut print = Fingerprint::default();
-        // From which vertex each was last reached.
+        // The vertex from which each was last reached.
         let mut reached_from = vec![u32::MAX; vertices];
         let mut open: Vec<u32> = Vec::new();
         for start in range {
@@ -51,7 +51,7 @@ pub fn expected(work: &Fixpoint, threads: usize) -> Fingerprint {
     found.into_iter().sum()
 }
 
-/// The fingerprint of pairs.
+/// Returns the fingerprint of pairs.
 #[must_use]
 pub fn fingerprint(pairs: &[u64], threads: usize) -> Fingerprint {
     let found = parts(pairs.len(), threads, |range| {

@@ -1,12 +1,12 @@
-//! The join on the host: rows sorted by key by counting, instead of a hash table.
+//! The join on the host, by a counting sort on the keys instead of a hash table.
 
 use super::super::join::Join;
 use super::super::numbers::{Fingerprint, key};
 use super::parts;
 
-/// The fingerprint of all pairs of rows with one key.
+/// Returns the fingerprint of all pairs of rows with equal keys.
 ///
-/// Each thread has a range of keys. It goes over all rows of both tables and keeps to those whose key is in its range.
+/// Each thread handles a range of keys: it scans all rows of both tables and uses those whose key is in its range.
 #[must_use]
 pub fn expected(join: &Join, threads: usize) -> Fingerprint {
     let rows = 0..join.rows as u64;
@@ -16,7 +16,7 @@ pub fn expected(join: &Join, threads: usize) -> Fingerprint {
             let key = key(seed, row, domain) as usize;
             range.contains(&key).then(|| key - range.start)
         };
-        // Where the rows of a key begin; after they were placed, where they end.
+        // Start of each key's rows; after they are placed, their end.
         let mut ends = vec![0_u32; range.len() + 1];
         for key in rows.clone().filter_map(|row| place(join.build_seed(), row)) {
             ends[key + 1] += 1;
@@ -45,7 +45,7 @@ pub fn expected(join: &Join, threads: usize) -> Fingerprint {
     found.into_iter().sum()
 }
 
-/// Looks at every pair: both rows exist and have one key. Gives the fingerprint of them all, or what is wrong with one.
+/// Checks that the rows of every pair exist and have equal keys. Returns the fingerprint of all pairs, or the first fault.
 pub fn examine(join: &Join, pairs: &[u64], threads: usize) -> Result<Fingerprint, String> {
     let (rows, domain) = (join.rows as u64, join.domain());
     let (first, second) = (join.build_seed(), join.probe_seed());

@@ -1,23 +1,23 @@
-//! Sorted numbers on the host: as many as there must be, in order, and the same ones.
+//! Verifies sorted numbers on the host: their count, their order and their fingerprint.
 
 use super::super::numbers::{Fingerprint, number};
 use super::super::sort::Sort;
 use super::parts;
 
-/// Up to here the host sorts for itself and compares number by number.
+/// Up to this size the host also sorts and compares number by number.
 const SORTED_HERE: usize = 1 << 22;
 
-/// Says what is wrong with the result of a sort.
+/// Checks the result of a sort; an error names the fault.
 ///
-/// Numbers that are in order and have the fingerprint of those that the seed gives are the sorted ones. A result that is not large
-/// is also compared with the host's own sort.
+/// Numbers in order with the fingerprint of the generated ones are the sorted ones. A small result is also compared with the
+/// host's own sort.
 pub fn examine(sort: &Sort, numbers: &[u64], threads: usize) -> Result<(), String> {
     if numbers.len() != sort.rows {
         return Err(format!("there are {} numbers instead of {}", numbers.len(), sort.rows));
     }
     let seed = sort.number_seed();
     let found = parts(sort.rows, threads, |range| {
-        // Neighbours of two parts are compared by the first of them.
+        // The first of two parts compares their adjacent numbers.
         let end = (range.end + 1).min(numbers.len());
         let window = numbers.get(range.start..end).unwrap_or_default();
         if let Some(at) = window.windows(2).position(|two| two[0] > two[1]) {

@@ -1,4 +1,4 @@
-//! The kernels one by one: parameters, launch shape, the arguments that are passed, and the body on a simulated device.
+//! The kernels: parameters, launch shape, arguments, and the body on a simulated device.
 
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments)]
 
@@ -30,7 +30,7 @@ macro_rules! kernels {
             $(#[$doc])*
             pub unsafe fn $name(&self, stream: &DeviceStream, $($parameter: $kind),*) -> Result<()> {
                 let twin = move |$args: &mut KernelArgs<'_>| $twin;
-                // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+                // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory and its order.
                 unsafe { self.launch(stream, stringify!($name), $grid, [$($passed),*], twin) }
             }
         )*}
@@ -65,7 +65,7 @@ kernels! {
         }
     }
 
-    /// Puts each key with its row into the table, the key in the high half.
+    /// Inserts each key with its row into the table, the key in the high half.
     fn build_rows(keys: &Column<u32>, table: &Column<u64>) over Grid::rows(keys.len());
     passes [reads(keys), length(keys.len()), updates(table), mask(table)];
     as |args| {
@@ -77,7 +77,7 @@ kernels! {
         }
     }
 
-    /// Puts each pair into the table, under its high half.
+    /// Inserts each pair into the table, keyed by its high half.
     fn build_pairs(pairs: &Column<u64>, table: &Column<u64>) over Grid::rows(pairs.len());
     passes [reads(pairs), length(pairs.len()), updates(table), mask(table)];
     as |args| {
@@ -89,7 +89,7 @@ kernels! {
         }
     }
 
-    /// `counts[i] =` how many entries the table has for key `i`; `sums[t] =` the sum of tile `t`.
+    /// `counts[i] =` the number of entries of key `i` in the table; `sums[t] =` the sum of tile `t`.
     fn count_rows(keys: &Column<u32>, table: &Column<u64>, counts: &Column<u32>, sums: &Column<u64>)
     over Grid::tiles(keys.len(), TILE);
     passes [
@@ -103,8 +103,7 @@ kernels! {
         count_matches(keys, words(table), counts, sums);
     }
 
-    /// `counts[i] =` how many entries the table has for the low half of pair `i`, of the first `len` pairs; `sums[t] =` the sum of
-    /// tile `t`.
+    /// `counts[i] =` the number of entries of the low half of pair `i`, for the first `len` pairs; `sums[t] =` the sum of tile `t`.
     fn count_pairs(
         pairs: &Column<u64>, len: usize, table: &Column<u64>, counts: &Column<u32>,
         sums: &Column<u64>
@@ -120,8 +119,8 @@ kernels! {
         count_matches(words(pairs).iter().map(low), words(table), counts, sums);
     }
 
-    /// The matches of `count_rows`, each tile from where its sum says: the row in the table in the high half, the row of the key
-    /// in the low one.
+    /// Writes the matches of `count_rows`, each tile from the offset in its sum: the row in the table in the high half, the row of
+    /// the key in the low one.
     fn write_rows(
         keys: &Column<u32>, table: &Column<u64>, counts: &Column<u32>, sums: &Column<u64>,
         out: &Column<u64>
@@ -139,7 +138,7 @@ kernels! {
         write_matches(keys, words(table), words(sums), words_mut(out), pair);
     }
 
-    /// The matches of `count_pairs`, each tile from where its sum says: the high half of the pair, and the low one of the entry.
+    /// Writes the matches of `count_pairs`, each tile from the offset in its sum: the high half of the pair, the low half of the entry.
     fn write_pairs(
         pairs: &Column<u64>, len: usize, table: &Column<u64>, counts: &Column<u32>,
         sums: &Column<u64>, out: &Column<u64>
@@ -172,7 +171,7 @@ kernels! {
         }
     }
 
-    /// Each sum becomes that of all before it; the last place becomes the total.
+    /// Replaces each sum by that of all before it; the last element becomes the total.
     fn scan_sums(sums: &Column<u64>) over Grid::rows(1);
     passes [updates(sums), length(sums.len().saturating_sub(1))];
     as |args| {
@@ -186,7 +185,7 @@ kernels! {
         }
     }
 
-    /// `offsets[i] =` the sum of all counts before `i`, by the sums of the tiles.
+    /// `offsets[i] =` the sum of all counts before `i`, using the sums of the tiles.
     fn spread_sums(counts: &Column<u32>, sums: &Column<u64>, offsets: &Column<u32>)
     over Grid::tiles(counts.len(), TILE);
     passes [reads(counts), length(counts.len()), reads(sums), writes(offsets)];
@@ -202,7 +201,7 @@ kernels! {
         }
     }
 
-    /// Puts each value that the set does not have into it, and at the end of `fresh`, of which `count` says how many it has.
+    /// Inserts each value that the set lacks, and appends it to `fresh`, whose length is in `count`.
     fn insert_new(values: &Column<u64>, set: &Column<u64>, fresh: &Column<u64>, count: &Column<u64>)
     over Grid::rows(values.len());
     passes [
@@ -222,7 +221,7 @@ kernels! {
         }
     }
 
-    /// Puts everything of a set into a larger one.
+    /// Inserts all values of a set into a larger one.
     fn rehash(set: &Column<u64>, larger: &Column<u64>) over Grid::rows(set.len());
     passes [reads(set), length(set.len()), updates(larger), mask(larger)];
     as |args| {
@@ -235,7 +234,7 @@ kernels! {
         }
     }
 
-    /// Lists a set; the first word of `count`, which is 0 before, says how many there are.
+    /// Lists a set; the first word of `count`, initially 0, becomes its length.
     fn collect(set: &Column<u64>, out: &Column<u64>, count: &Column<u64>)
     over Grid::tiles(set.len(), TILE);
     passes [reads(set), length(set.len()), writes(out), updates(count)];
@@ -249,7 +248,7 @@ kernels! {
         }
     }
 
-    /// `counts[digit][tile] =` how many numbers of the tile have that digit, eight bits from `shift` on.
+    /// `counts[digit][tile] =` how many numbers of the tile have that digit: the eight bits from `shift` on.
     fn count_digits(numbers: &Column<u64>, shift: u32, counts: &Column<u32>)
     over Grid::tiles(numbers.len(), SORT_TILE);
     passes [reads(numbers), length(numbers.len()), scalar(shift), writes(counts)];
@@ -266,7 +265,7 @@ kernels! {
         }
     }
 
-    /// Moves each number to where the offset of its digit in its tile says, in the order they have.
+    /// Moves each number to the offset of its digit in its tile; the sort is stable.
     fn scatter_digits(numbers: &Column<u64>, shift: u32, offsets: &Column<u32>, out: &Column<u64>)
     over Grid::tiles(numbers.len(), SORT_TILE);
     passes [reads(numbers), length(numbers.len()), scalar(shift), reads(offsets), writes(out)];

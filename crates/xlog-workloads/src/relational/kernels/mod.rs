@@ -1,10 +1,10 @@
 //! The kernels of the relational workloads: CUDA on a GPU, closures on a simulated device.
 //!
-//! Each kernel lists its arguments once. On a GPU they are passed to the CUDA kernel of that name. On a simulated device the buffers among
-//! them are the declared ranges of a closure that runs the same algorithm, so the race detector knows what a GPU would touch.
+//! Each kernel lists its arguments once. On a GPU they are passed to the CUDA kernel of that name. On a simulated device, the
+//! buffers are the declared ranges of a closure with the same algorithm, so the race detector sees the accesses of a GPU.
 //!
-//! Lengths are those of the buffers. `TILE` rows are a tile, and sums of tiles have one element more, which takes their total. A
-//! hash table has a power of two of slots, of which at least one is `EMPTY`.
+//! Lengths are those of the buffers. A tile has `TILE` rows, and sums of tiles have one more element for their total. A hash
+//! table has a power of two of slots, of which at least one is `EMPTY`.
 
 #![allow(unsafe_code)]
 
@@ -25,13 +25,13 @@ use super::{Column, address};
 /// The PTX of these kernels.
 pub const IMAGE: KernelImage = kernel_image!("relational");
 
-/// How many numbers a block of threads of the sort takes.
+/// Numbers per thread block of the sort.
 pub const SORT_TILE: usize = 4096;
 
-/// How many values a digit has.
+/// Values of a digit.
 pub const DIGITS: usize = 256;
 
-/// Threads of a block, as the CUDA source has it.
+/// Threads per block, as in the CUDA source.
 const THREADS: u32 = 256;
 
 /// Enough blocks for any GPU; the kernels loop over the remaining rows.
@@ -52,7 +52,7 @@ fn reads<T>(column: &Column<T>) -> Argument {
     buffer(column, Access::Read)
 }
 
-/// Reads the first `len` elements.
+/// Returns the argument that reads the first `len` elements.
 fn reads_first(column: &Column<u64>, len: usize) -> Argument {
     let bytes = column.size_bytes().min(len * size_of::<u64>());
     Argument::Buffer { ptr: address(column), bytes, access: Access::Read }
@@ -74,12 +74,12 @@ fn length(rows: usize) -> Argument {
     scalar(rows as u64)
 }
 
-/// The mask that maps a hash to a slot of the table, whose length is a power of two.
+/// Returns the mask that maps a hash to a slot of the table, whose length is a power of two.
 fn mask(table: &Column<u64>) -> Argument {
     length(table.len().wrapping_sub(1))
 }
 
-/// A launch over `rows` rows, of which a block of threads takes `tile` at a time.
+/// A launch over `rows` rows, of which a thread block takes `tile` at a time.
 #[derive(Clone, Copy)]
 struct Grid {
     rows: usize,
@@ -87,12 +87,12 @@ struct Grid {
 }
 
 impl Grid {
-    /// A thread for each row.
+    /// One thread per row.
     fn rows(rows: usize) -> Self {
         Self { rows, tile: THREADS as usize }
     }
 
-    /// A block for each `tile` rows.
+    /// One block per `tile` rows.
     fn tiles(rows: usize, tile: usize) -> Self {
         Self { rows, tile }
     }
@@ -103,14 +103,14 @@ impl Grid {
     }
 }
 
-/// The kernels, ready for one device. No output of a kernel overlaps an input.
+/// The kernels, loaded on one device. No output of a kernel overlaps an input.
 ///
 /// # Safety
-/// Of every kernel: the buffers belong to the stream's device and are at least as long as stated; the caller orders the launch
-/// against all other work on them; a table has an empty slot for everything that is inserted.
+/// Every kernel requires that the buffers belong to the stream's device and have the stated length, that the caller orders the
+/// launch with all other work on them, and that a table has an empty slot for every inserted value.
 #[derive(Debug)]
 pub struct Kernels {
-    /// CUDA functions by name; `None` on a simulated device, where nothing is loaded.
+    /// CUDA functions by name; `None` on a simulated device, which needs none.
     functions: Option<BTreeMap<&'static str, CudaFunction>>,
 }
 
@@ -129,7 +129,7 @@ impl Kernels {
         Ok(Self { functions: Some(functions) })
     }
 
-    /// Queues the CUDA kernel `name`, or on a simulated device its twin.
+    /// Queues the CUDA kernel `name`, or its closure on a simulated device.
     ///
     /// # Safety
     /// `arguments` are those of the kernel in number, order and type; for the rest see [`Kernels`].
@@ -149,7 +149,7 @@ impl Kernels {
                 Argument::Buffer { ptr, .. } => ptr.into(),
                 Argument::Number(number) => number,
             });
-            // SAFETY: the caller answers for the arguments, the memory and the order.
+            // SAFETY: the caller guarantees the arguments, access to the memory and its order.
             return unsafe { stream.launch_cuda(function, grid.shape(), &arguments) };
         }
         let mut kernel = SimKernel::repeatable(name, twin);

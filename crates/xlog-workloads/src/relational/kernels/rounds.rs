@@ -1,9 +1,9 @@
 //! The kernels of a fixpoint whose lengths stay on the device.
 //!
-//! The state is one buffer: a count for `collect`, a flag for what did not fit, and a counter of pairs for each round of a batch and for the
-//! one after. Round `r` extends as many pairs as counter `r` says, at most the capacity, and adds what it finds to counter `r + 1`.
+//! The state is one buffer: a count for `collect`, an overflow flag, and a counter of pairs for each round of a batch and the one
+//! after. Round `r` extends the number of pairs in counter `r`, up to the capacity, and adds what it finds to counter `r + 1`.
 //!
-//! Table and set are hash tables of buckets, which a thread reads at once: a search begins at the first place of a bucket.
+//! Table and set are hash tables of buckets, which a thread reads at once: probing begins at the first slot of a bucket.
 
 #![allow(clippy::missing_safety_doc)]
 
@@ -16,16 +16,15 @@ use super::super::{Column, EMPTY};
 use super::twins::{Word, add, store, words, words_mut};
 use super::{Grid, Kernels, length, mask, reads, updates, writes};
 
-/// The kernels of this file.
 pub(super) const NAMES: &[&str] = &["clear_fixpoint", "insert_edges", "extend_pairs", "next_batch"];
 
-/// How far a search goes in a set before it counts as full.
+/// The probe length at which a set counts as full.
 const MAX_PROBES: usize = 256;
 
-/// Places of a bucket, as the CUDA source has it.
+/// Slots per bucket, as in the CUDA source.
 const BUCKET: usize = 8;
 
-/// The maximum number of threads of a round: about a thousand for each processor of a large GPU. Beyond, each takes several pairs.
+/// The maximum number of threads of a round: about a thousand per processor of a large GPU. Beyond, each takes several pairs.
 const MAX_THREADS: usize = 1 << 17;
 
 /// The minimum number of threads of a round, which may extend more pairs than expected.
@@ -34,12 +33,12 @@ const MIN_THREADS: usize = 1 << 11;
 /// The maximum number of threads that clear the tables.
 const MAX_CLEARING: usize = 1 << 18;
 
-/// The word of the state that is not 0 where the set was full. Word 0 is the count of `collect`.
+/// The word of the state that is nonzero if the set was full. Word 0 is the count of `collect`.
 pub const OVERFLOW: usize = 1;
 /// The counter of the first round of a batch; those of further rounds follow.
 pub const FOUND: usize = 2;
 
-/// Words of a state for batches of `rounds` rounds.
+/// Returns the words of a state for batches of `rounds` rounds.
 #[must_use]
 pub const fn state_words(rounds: usize) -> usize {
     FOUND + rounds + 1
@@ -50,15 +49,15 @@ pub const fn state_words(rounds: usize) -> usize {
 pub struct Round<'a> {
     /// The number of the round in its batch.
     pub number: usize,
-    /// How many pairs it is likely to extend; it gets about one thread for each.
+    /// The expected number of pairs to extend; the round gets about one thread for each.
     pub expected: usize,
     /// The pairs to extend.
     pub pairs: &'a Column<u64>,
-    /// Where new pairs go; as long as `pairs`.
+    /// Receives the new pairs; as long as `pairs`.
     pub fresh: &'a Column<u64>,
     /// The edges.
     pub table: &'a Column<u64>,
-    /// Everything that was found.
+    /// All pairs found.
     pub set: &'a Column<u64>,
     /// The state of the fixpoint.
     pub state: &'a Column<u64>,
@@ -69,7 +68,7 @@ fn word(words: &[Word], at: usize) -> u64 {
 }
 
 impl Kernels {
-    /// Empties the table and the set, and zeroes the state.
+    /// Clears the table and the set, and zeroes the state.
     pub unsafe fn clear_fixpoint(
         &self,
         stream: &DeviceStream,
@@ -92,12 +91,12 @@ impl Kernels {
             words_mut(state).fill([0; 8]);
         };
         let grid = Grid::rows(set.len().min(MAX_CLEARING));
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory and its order.
         unsafe { self.launch(stream, "clear_fixpoint", grid, arguments, twin) }
     }
 
-    /// Puts each edge into the table, under its high half, and into the set; the distinct edges are the pairs of the first round. The
-    /// table has an empty place for every edge.
+    /// Inserts each edge into the table, keyed by its high half, and into the set; the distinct edges are the pairs of the first
+    /// round. The table has an empty slot for every edge.
     pub unsafe fn insert_edges(
         &self,
         stream: &DeviceStream,
@@ -133,11 +132,11 @@ impl Kernels {
             }
         };
         let grid = Grid::rows(edges.len().min(MAX_THREADS));
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory and its order.
         unsafe { self.launch(stream, "insert_edges", grid, arguments, twin) }
     }
 
-    /// Extends each pair by the edges that go on from it, and keeps what the set did not have.
+    /// Extends each pair by the edges that continue it, and keeps the new pairs.
     pub unsafe fn extend_pairs(&self, stream: &DeviceStream, round: Round<'_>) -> Result<()> {
         let Round { number, expected, pairs, fresh, table, set, state } = round;
         let capacity = pairs.len().min(fresh.len());
@@ -171,11 +170,11 @@ impl Kernels {
         };
         let threads = expected.checked_next_power_of_two().unwrap_or(capacity).min(capacity);
         let grid = Grid::rows(threads.clamp(MIN_THREADS, MAX_THREADS));
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory and its order.
         unsafe { self.launch(stream, "extend_pairs", grid, arguments, twin) }
     }
 
-    /// Begins a further batch: the last counter that is not 0 becomes the first, and the others 0.
+    /// Begins a further batch: the last counter becomes the first, and the others 0.
     pub unsafe fn next_batch(&self, stream: &DeviceStream, state: &Column<u64>) -> Result<()> {
         let arguments = [updates(state), length(state.len())];
         let twin = |args: &mut KernelArgs<'_>| {
@@ -184,7 +183,7 @@ impl Kernels {
             counters.fill([0; 8]);
             store(counters, 0, last.unwrap_or_default());
         };
-        // SAFETY: these are the kernel's arguments; the caller answers for the memory and the order.
+        // SAFETY: these are the kernel's arguments; the caller guarantees access to the memory and its order.
         unsafe { self.launch(stream, "next_batch", Grid::rows(1), arguments, twin) }
     }
 }
@@ -197,7 +196,7 @@ struct List<'a> {
 }
 
 impl List<'_> {
-    /// Takes a value by what became of its insertion; beyond the capacity it is only counted.
+    /// Appends a value that was inserted; beyond the capacity it is only counted.
     fn take(&mut self, value: u64, inserted: Option<bool>, capacity: usize) {
         match inserted {
             Some(true) => {
@@ -214,14 +213,14 @@ impl List<'_> {
     }
 }
 
-/// The places of a table from the bucket of a key on, over its end and on from its start.
+/// Returns the slots of a table from the bucket of a key on, wrapping around.
 fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
     let mask = table.len().wrapping_sub(1);
     let first = mix(of) as usize & !(BUCKET - 1);
     (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
 }
 
-/// The edges of a table that leave a vertex.
+/// Returns the edges of a table that leave a vertex.
 fn edges_from(table: &[Word], vertex: u32) -> impl Iterator<Item = u64> {
     places(table, u64::from(vertex))
         .map(|place| u64::from_le_bytes(table[place]))
@@ -229,8 +228,8 @@ fn edges_from(table: &[Word], vertex: u32) -> impl Iterator<Item = u64> {
         .filter(move |edge| edge >> 32 == u64::from(vertex))
 }
 
-/// Puts a value at the first empty place from the bucket of `of` on; `Some(false)` where it was there, `None` where `limit` places are
-/// taken.
+/// Inserts a value at the first empty slot from the bucket of `of` on; returns `Some(false)` if it was present, and `None` if
+/// `limit` slots are taken.
 fn insert_near(table: &mut [Word], of: u64, value: u64, limit: usize) -> Option<bool> {
     for place in places(table, of).take(limit) {
         match u64::from_le_bytes(table[place]) {

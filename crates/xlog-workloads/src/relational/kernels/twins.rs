@@ -1,6 +1,6 @@
 //! Hash tables, sums and digits for the bodies of simulated kernels.
 //!
-//! Buffers are bytes here, as device memory is; numbers in them are little endian.
+//! Buffers are bytes, like device memory, with little-endian numbers.
 
 use super::super::numbers::mix;
 use super::super::{EMPTY, TILE};
@@ -25,7 +25,7 @@ pub(super) fn halves_mut(bytes: &mut [u8]) -> &mut [Half] {
     bytes.as_chunks_mut().0
 }
 
-/// The places of a table from where a key's search begins, over its end and on from its start.
+/// Returns the slots of a table from the start of a key's probe sequence on, wrapping around.
 fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
     let mask = table.len().wrapping_sub(1);
     let first = mix(of) as usize;
@@ -39,7 +39,7 @@ pub(super) fn insert(table: &mut [Word], of: u64, entry: u64) {
     }
 }
 
-/// Puts a value into a set; false when it was there.
+/// Inserts a value into a set; returns false if it was present.
 pub(super) fn insert_unique(set: &mut [Word], value: u64) -> bool {
     for place in places(set, value) {
         match u64::from_le_bytes(set[place]) {
@@ -54,7 +54,7 @@ pub(super) fn insert_unique(set: &mut [Word], value: u64) -> bool {
     false
 }
 
-/// The entries of a key.
+/// Returns the entries of a key.
 fn matches(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
     places(table, u64::from(key))
         .map(|place| u64::from_le_bytes(table[place]))
@@ -62,7 +62,7 @@ fn matches(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
         .filter(move |entry| entry >> 32 == u64::from(key))
 }
 
-/// Counts the matches of keys, and sums them up by tiles.
+/// Counts the matches of keys, and sums them by tile.
 pub(super) fn count_matches(
     keys: impl Iterator<Item = u32>,
     table: &[Word],
@@ -82,7 +82,7 @@ pub(super) fn add(word: &mut Word, more: u64) {
     *word = u64::from_le_bytes(*word).wrapping_add(more).to_le_bytes();
 }
 
-/// Writes the matches of keys, each tile from where its sum says.
+/// Writes the matches of keys, each tile from the offset in its sum.
 pub(super) fn write_matches(
     keys: impl Iterator<Item = u32>,
     table: &[Word],
@@ -102,8 +102,8 @@ pub(super) fn write_matches(
     }
 }
 
-/// Stores at a place that was read from the device. Memory that something else writes at the same time may lead anywhere; what is
-/// out of the range is dropped, since nothing outside it may be touched.
+/// Stores at an index that was read from the device. In a test of missing order the index may be arbitrary, so a store outside
+/// the range is dropped.
 pub(super) fn store(out: &mut [Word], at: usize, word: Word) {
     if let Some(place) = out.get_mut(at) {
         *place = word;

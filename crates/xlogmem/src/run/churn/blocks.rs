@@ -1,4 +1,4 @@
-//! The life of each block of a workload: allocate, write, verify, free; with a check for overlaps.
+//! The lifecycle of a workload's blocks: allocate, write, verify and free, with a check for overlaps.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,14 +19,13 @@ use super::witness::Witness;
 
 const TAG: AllocTag = AllocTag("churn");
 
-/// A block with its number and what was asked for.
+/// A block with its number and requested bytes.
 pub(super) struct LiveBlock {
     pub(super) block: DeviceBlock,
     pub(super) number: u64,
     pub(super) bytes: u64,
 }
 
-/// Calls and the time in them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) allocations: u64,
@@ -46,15 +45,14 @@ impl Counts {
     }
 }
 
-/// The state that all threads of a run share.
 pub(super) struct Checks<'a> {
     pub(super) stack: &'a Stack,
     resource: &'a (dyn DeviceMemoryResource + Send + Sync),
     pub(super) streams: &'a [StreamLease],
     witness: Option<&'a Witness>,
-    /// Uses may be on any stream; otherwise they stay on the block's own.
+    /// Whether uses may be on any stream; otherwise they stay on the block's own.
     anywhere: bool,
-    /// Where live blocks begin and end, while blocks are verified.
+    /// First and last addresses of live blocks, while blocks are verified.
     ranges: Mutex<BTreeMap<u64, u64>>,
     progress: Progress,
     overlaps: AtomicU64,
@@ -93,17 +91,17 @@ impl<'a> Checks<'a> {
         self.overlaps.load(Ordering::Relaxed)
     }
 
-    /// Most requested bytes live at a time.
+    /// Returns the maximum requested bytes live at a time.
     pub(super) fn peak_bytes(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
 
     fn stream(&self, number: u64) -> &DeviceStream {
-        // There is at least one: the command line says so.
+        // The command line guarantees at least one stream.
         &self.streams[(number % self.streams.len() as u64) as usize]
     }
 
-    /// A block that was written; `None` when there is no memory for it.
+    /// Allocates and writes a block; `None` if there is no memory for it.
     pub(super) fn allocate(
         &self,
         number: u64,
@@ -137,7 +135,6 @@ impl<'a> Checks<'a> {
         Ok(Some(held))
     }
 
-    /// Verifies a block and frees it.
     pub(super) fn free(&self, held: LiveBlock, counts: &mut Counts) -> Result<()> {
         let mut looked = Ok(());
         if let Some(witness) = self.witness {
@@ -155,7 +152,7 @@ impl<'a> Checks<'a> {
         looked.and(freed.map_err(XlogError::from))
     }
 
-    /// Queues work on a block, on its own stream or on any where the resource keeps the order.
+    /// Queues work on a block, on its own stream or, if the resource tracks uses, on any.
     fn work(
         &self,
         held: &LiveBlock,
@@ -184,7 +181,7 @@ impl<'a> Checks<'a> {
     }
 }
 
-/// The target of a workload of one thread.
+/// The target of a single-threaded workload.
 pub(super) struct Blocks<'a> {
     checks: &'a Checks<'a>,
     next: u64,
@@ -228,7 +225,7 @@ impl Target for Blocks<'_> {
     }
 }
 
-/// Finds the call at the peak of live bytes.
+/// A dry run that finds the call at the peak of live bytes.
 #[derive(Debug, Default)]
 pub(super) struct Dry {
     calls: u64,

@@ -1,7 +1,7 @@
-//! Random allocations and frees through any stack, with the bytes of every block checked.
+//! Random allocations and frees on any stack, with the contents of every block verified.
 //!
-//! A run measures first and judges after, as all workloads do. The sequence comes from `xlog_workloads`; what is done to each
-//! block is in `blocks`.
+//! Like all workloads, a run measures first and judges afterwards. `xlog_workloads` generates the sequence; `blocks` handles
+//! each block.
 
 mod blocks;
 mod report;
@@ -90,7 +90,6 @@ pub(super) enum Workload {
     Threads,
 }
 
-/// The parsed arguments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) workload: Workload,
@@ -146,7 +145,7 @@ impl Plan {
         })
     }
 
-    /// Blocks that there can be in all, each of which has a number.
+    /// Returns an upper bound of the number of blocks, each of which is numbered.
     fn max_blocks(&self) -> u64 {
         match self.workload {
             Workload::SmallBlocks => self.allocations.saturating_mul(11),
@@ -154,7 +153,7 @@ impl Plan {
         }
     }
 
-    /// Runs a workload of one thread.
+    /// Runs a single-threaded workload.
     fn drive<T: Target>(&self, target: &mut T) -> Result<RunCounts, T::Error> {
         match self.workload {
             Workload::SmallBlocks => SmallBlocks::new(self.allocations, self.sizes)
@@ -168,7 +167,7 @@ impl Plan {
     }
 }
 
-/// Runs `run churn`. What cannot be understood is refused; what fails on the device is in the output.
+/// Runs `run churn`. It refuses invalid arguments; a failure of the device is part of the output.
 pub(crate) fn churn(arguments: &ChurnArguments) -> Result<Output, Refusal> {
     let selection = arguments.stack.select()?;
     let spec = selection.spec;
@@ -198,7 +197,7 @@ fn measure(stack: &Stack, plan: &Plan, report: &mut Report) -> Result<()> {
     };
     report.seconds = Some(start.elapsed().as_secs_f64());
     let settled = stack.drain();
-    // What is counted below has to be settled, also after a failure.
+    // Drain before counting, even after a failure.
     report.note(&checks, stack);
     if let Some(witness) = &witness {
         report.note_witness(witness.compare()?);
@@ -209,8 +208,8 @@ fn measure(stack: &Stack, plan: &Plan, report: &mut Report) -> Result<()> {
     settled
 }
 
-/// A workload of one thread. A dry run finds out first when the most is live and when the workload ends, so that the pool can be
-/// looked at there.
+/// Runs a single-threaded workload. A dry run first finds the peak of live bytes and the end, so that the pool can be
+/// sampled there.
 fn alone(plan: &Plan, checks: &Checks<'_>, report: &mut Report) -> Result<()> {
     let mut dry = Dry::default();
     let Ok(expected) = plan.drive(&mut dry);

@@ -1,4 +1,4 @@
-//! The report of a churn, in the shape of its JSON.
+//! The report of a churn, as it appears in JSON.
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::PoolSnapshot;
@@ -13,7 +13,6 @@ use crate::doctor::Selection;
 use crate::replay::PoolReport;
 use crate::run::report::{RunHead, RunReport, race_problem, races_text};
 
-/// All of it.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     #[serde(flatten)]
@@ -21,7 +20,7 @@ pub(super) struct Report {
     budget: Option<u64>,
     allocations_asked: u64,
     max_bytes: u64,
-    /// How sizes are spread.
+    /// The distribution of sizes.
     sizes: &'static str,
     threads: u32,
     streams: u32,
@@ -29,30 +28,30 @@ pub(super) struct Report {
     verify: bool,
     allocations: u64,
     frees: u64,
-    /// Requests that there was no memory for.
+    /// Requests refused for lack of memory.
     failures: u64,
     blocks_verified: u64,
     blocks_wrong: u64,
     first_wrong: Option<Wrong>,
-    /// Blocks that were handed out over a live one.
+    /// Blocks that overlapped a live one when allocated.
     overlaps: u64,
-    /// The races that the detector of a simulated device found.
+    /// The races that a simulated device's detector found.
     pub(super) races: Vec<String>,
     #[serde(skip)]
     pub(super) detects_races: bool,
-    /// Most requested bytes live at a time.
+    /// The maximum requested bytes live at a time.
     peak_requested_bytes: u64,
-    /// The peak of bytes from the device.
+    /// The maximum bytes reserved from the device.
     peak_reserved_bytes: Option<u64>,
     reserved_ratio: Option<f64>,
     pool: Option<PoolReport>,
-    /// FNV-1a of the sequence, in hexadecimal; of workloads of one thread.
+    /// FNV-1a of the sequence in hexadecimal, for single-threaded workloads.
     check: Option<String>,
-    /// The expected check value, when nothing fails.
+    /// The expected check value if nothing fails.
     check_expected: Option<String>,
     bytes_left: usize,
     pub(super) seconds: Option<f64>,
-    /// In calls of the resource.
+    /// Mean time of a call of the resource.
     allocate_nanos: Option<f64>,
     free_nanos: Option<f64>,
 }
@@ -69,7 +68,7 @@ impl Report {
             budget: plan.budget,
             allocations_asked: plan.allocations,
             max_bytes: plan.max,
-            // RMM's are always uniform.
+            // RMM's sizes are always uniform.
             sizes: if plan.workload == Workload::RmmRandom { "uniform" } else { plan.sizes.name() },
             threads: plan.threads,
             streams: plan.streams,
@@ -145,7 +144,7 @@ impl RunReport for Report {
         if self.allocations == 0 {
             return Some("no request was served".to_owned());
         }
-        // Under a budget refusals are what the run is about.
+        // Under a budget, refusals are expected.
         if self.failures > 0 && self.budget.is_none() {
             return Some(format!("{} were refused", self.refused()));
         }

@@ -1,7 +1,7 @@
-//! Many threads on many streams.
+//! Random allocations and frees by many threads on many streams.
 //!
-//! Each thread allocates and frees its share at random; a fifth of what it gives up it leaves to the others, who free it with their
-//! next free, so that blocks are freed by threads that did not allocate them.
+//! Each thread allocates and frees its share. A fifth of its frees goes through a shared list of a few blocks, so that
+//! other threads free blocks they did not allocate.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,10 +15,9 @@ use super::Plan;
 use super::blocks::{Checks, Counts, LiveBlock};
 use super::report::Report;
 
-/// Blocks that one thread has live, at most.
+/// The maximum number of live blocks of one thread.
 const MAX_LIVE: u64 = 500;
 
-/// The state that the threads share.
 struct ChurnShared {
     left: Mutex<Vec<LiveBlock>>,
     counts: Mutex<Counts>,
@@ -41,7 +40,7 @@ pub(super) fn run(
     let threads = u64::from(plan.threads);
     run_threads(stack.device(), plan.threads, |thread| {
         let thread = u64::from(thread);
-        // Numbers of blocks are shared out like the allocations.
+        // Block numbers are divided among the threads like the allocations.
         let (from, to) =
             (plan.allocations * thread / threads, plan.allocations * (thread + 1) / threads);
         let (live, counts) = (Vec::new(), Counts::default());
@@ -91,7 +90,7 @@ impl Worker<'_> {
             let held = self.checks.allocate(number, bytes, &mut self.counts)?;
             let full = held.is_none() || self.live.len() as u64 >= MAX_LIVE;
             self.live.extend(held);
-            // Grows slowly to the most, and gives way when there is no memory.
+            // The live set grows slowly to its maximum, and shrinks when memory is exhausted.
             let frees = if full { 2 } else { u64::from(random.draw(0, 99) < 90) };
             for _ in 0..frees {
                 self.free_one(&mut random)?;
@@ -111,7 +110,7 @@ impl Worker<'_> {
             if left.len() < 8 {
                 return Ok(());
             }
-            // One that has waited, most likely left by another thread.
+            // Free a block that has waited, most likely one of another thread.
             held = left.swap_remove(0);
         }
         self.checks.free(held, &mut self.counts)

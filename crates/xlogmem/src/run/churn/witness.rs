@@ -1,8 +1,8 @@
-//! The contents of blocks just before they are freed.
+//! Verifies the contents of blocks just before they are freed.
 //!
-//! Every block has a number, and so a pattern and a place in a buffer that belongs to no resource. Both ends of the block are
-//! written with the pattern and, in stream order, copied to that place before the free: no thread waits, so the order that the resource
-//! keeps is the only one there is. The host compares at the end.
+//! Every block has a number, which determines a pattern and a slot in a buffer that belongs to no resource. Both ends of
+//! the block are written with the pattern and, before the free, copied to the slot in stream order. No thread waits, so
+//! only the resource orders the work. The host compares at the end.
 
 #![allow(unsafe_code)]
 
@@ -13,14 +13,14 @@ use serde::Serialize;
 use xlog_cuda::device_runtime::{DeviceBlock, DeviceStream};
 use xlog_cuda::{CudaDevice, Result};
 
-/// Bytes of a pattern, and of each end.
+/// Bytes of a pattern, written at each end.
 const END: u64 = 8;
-/// Bytes that each block has in the buffer.
+/// Bytes of a block's slot in the buffer.
 const PLACE: u64 = 2 * END;
-/// Bytes that are read at a time.
+/// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
 
-/// A block whose bytes were not what was written.
+/// A block whose contents differ from the pattern.
 #[derive(Serialize, Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
     pub(super) block: u64,
@@ -29,7 +29,6 @@ pub(super) struct Wrong {
     pub(super) found: String,
 }
 
-/// The result of the comparison.
 #[derive(Debug, Default)]
 pub(super) struct Compared {
     pub(super) verified: u64,
@@ -37,11 +36,11 @@ pub(super) struct Compared {
     pub(super) first: Option<Wrong>,
 }
 
-/// The buffer, and how much of each place was filled.
+/// The buffer, and how much of each slot is filled.
 pub(super) struct Witness {
     device: Arc<CudaDevice>,
     buffer: u64,
-    /// For each block the bytes of its head, and 128 more when its tail is there, too.
+    /// Bytes of each block's head in its slot, plus 128 if its tail is also there.
     filled: Vec<AtomicU8>,
     seed: u64,
 }
@@ -54,12 +53,12 @@ impl Witness {
     }
 
     fn pattern(&self, block: u64) -> [u8; END as usize] {
-        // Odd multipliers and a fold: neighbours differ in all bytes.
+        // Odd multipliers and a fold make the patterns of neighbours differ in all bytes.
         let mixed = (block ^ self.seed.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes()
     }
 
-    /// Queues the writing of both ends of a block of `bytes` bytes.
+    /// Queues the writes of both ends of a block of `bytes` bytes.
     pub(super) fn write(
         &self,
         number: u64,
@@ -79,7 +78,7 @@ impl Witness {
         Ok(())
     }
 
-    /// Queues the copying of both ends to the place of the block.
+    /// Queues the copies of both ends to the block's slot.
     pub(super) fn read(
         &self,
         number: u64,
@@ -90,8 +89,8 @@ impl Witness {
         let Some(filled) = self.filled.get(number as usize) else { return Ok(()) };
         let (place, head) = (self.buffer + number * PLACE, bytes.min(END));
         let has_tail = bytes >= PLACE;
-        // SAFETY: as in `write`; the buffer lives until this is dropped, after the device has completed everything, and each
-        // number has a place of its own in it.
+        // SAFETY: as in `write`. The buffer lives until this is dropped, after the device has completed all work, and every number
+        // has its own slot.
         unsafe {
             stream.copy_dtod(place, block.ptr, head as usize)?;
             if has_tail {
@@ -102,7 +101,7 @@ impl Witness {
         Ok(())
     }
 
-    /// Compares everything, once the device has completed.
+    /// Compares all slots after the device has completed its work.
     pub(super) fn compare(&self) -> Result<Compared> {
         let pool = xlog_cuda::device_runtime::StreamPool::new(Arc::clone(&self.device), 1);
         let stream = pool.lease()?;
@@ -112,7 +111,7 @@ impl Witness {
             let from = self.buffer + (chunk * CHUNK) as u64;
             let some = filled.len() * PLACE as usize;
             let Some(part) = bytes.get_mut(..some) else { continue };
-            // SAFETY: within the buffer; the device has completed what wrote it.
+            // SAFETY: the range is within the buffer, and the device has completed the writes to it.
             unsafe { stream.copy_dtoh(part, from)? };
             let first = (chunk * (CHUNK / PLACE as usize)) as u64;
             for (at, (filled, place)) in
@@ -152,9 +151,9 @@ impl Witness {
 
 impl Drop for Witness {
     fn drop(&mut self) {
-        // A lost device has released the buffer; a drop has no caller to report to.
+        // A lost device has already released the buffer; a drop cannot report an error.
         if self.device.synchronize().is_ok() {
-            // SAFETY: ours, freed once, and everything that used it has completed.
+            // SAFETY: the buffer is ours, freed once, and all work that used it has completed.
             let _ = unsafe { self.device.driver().free(self.buffer) };
         }
     }
@@ -190,7 +189,7 @@ mod tests {
                 _ => None,
             };
             if let Some(at) = damage {
-                // SAFETY: the block is live; the stream orders this between the write and the read.
+                // SAFETY: the block is live, and the stream orders this between the write and the read.
                 unsafe { stream.memset(block.ptr + at, 0xee, 1).unwrap() };
             }
             witness.read(number as u64, &block, bytes, &stream).unwrap();

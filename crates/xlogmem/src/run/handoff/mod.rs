@@ -1,4 +1,4 @@
-//! `run handoff`: buffers that pass from stream to stream, each round verified.
+//! `run handoff`: buffers passed from stream to stream, with every round verified.
 
 mod report;
 mod work;
@@ -16,12 +16,12 @@ use crate::cli::{HandoffArguments, Refusal};
 use report::Report;
 use work::{Outcome, Plan};
 
-/// Rounds of a GPU and of a simulated device that take a second or two.
+/// Default rounds of a GPU and of a simulated device: a second or two.
 const GPU_ROUNDS: u32 = 20_000;
 const SIM_ROUNDS: u32 = 2_000;
 
-/// Runs `run handoff`. A bad device spec and a resource that cannot do it are refused; what fails on the device is in the
-/// output.
+/// Runs `run handoff`. It refuses a bad device spec and a resource that tracks no uses; a failure of the device is part of
+/// the output.
 pub(crate) fn handoff(arguments: &HandoffArguments) -> Result<Output, Refusal> {
     arguments.stack.require_tracking("a handoff between streams")?;
     let selection = arguments.stack.select()?;
@@ -50,7 +50,7 @@ fn measure(stack: &Stack, arguments: &HandoffArguments, report: &mut Report) -> 
     report.driver_calls =
         driver_calls(device).zip(calls_before).map(|(after, before)| after - before);
     drop(plan);
-    // What is counted below has to be settled, also after a failure.
+    // Drain before counting, even after a failure.
     let settled = stack.drain();
     note(report, &manager.runtime().statistics(), &manager, &outcome);
     report.races = device.races().iter().map(ToString::to_string).collect();

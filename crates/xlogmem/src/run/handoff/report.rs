@@ -1,4 +1,4 @@
-//! The report of a handoff, in the shape of its JSON.
+//! The report of a handoff, as it appears in JSON.
 
 use serde::Serialize;
 use xlog_report::text_report::{TextReport, size};
@@ -8,34 +8,33 @@ use super::work::Wrong;
 use crate::cli::HandoffArguments;
 use crate::doctor::Selection;
 
-/// All of it.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     #[serde(flatten)]
     pub(super) head: RunHead,
     streams: u32,
     threads: u32,
-    /// How many rounds were asked for, if the device could be opened.
+    /// The requested rounds, if the device was opened.
     pub(super) rounds: Option<u32>,
     rows: u32,
     seed: u64,
     pub(super) rounds_verified: u64,
     pub(super) rounds_wrong: u64,
     pub(super) first_wrong: Option<Wrong>,
-    /// The races that the detector of a simulated device found.
+    /// The races that a simulated device's detector found.
     pub(super) races: Vec<String>,
-    /// Blocks that were allocated.
+    /// Allocated blocks.
     pub(super) blocks: u64,
-    /// Events that were recorded to order streams.
+    /// Events recorded to order streams.
     pub(super) edges: u64,
     pub(super) waits_inserted: u64,
-    /// Waits that were needed for order but already implied.
+    /// Waits elided because the order was already implied.
     pub(super) waits_elided: u64,
-    /// Calls of the driver seam, on a device that counts them.
+    /// Driver calls, on a device that counts them.
     pub(super) driver_calls: Option<u64>,
-    /// The peak of bytes in buffers.
+    /// The maximum bytes in buffers.
     pub(super) bytes_peak: usize,
-    /// Bytes that were not returned when all was done.
+    /// Bytes not returned at the end.
     pub(super) bytes_left: usize,
     pub(super) failed_frees: u64,
     pub(super) seconds: Option<f64>,
@@ -152,7 +151,7 @@ mod tests {
     use crate::cli::parse_handoff;
     use crate::doctor::{Cuda, select};
 
-    /// A report of a run in which everything went well.
+    /// Returns the report of a successful run.
     fn good() -> Report {
         let arguments = parse_handoff(&["--rounds", "10"]);
         let selection = select(Some("sim"), &Cuda::find()).unwrap().describe();

@@ -1,8 +1,8 @@
-//! Buffers that travel over streams.
+//! Buffers that are passed between streams.
 //!
-//! A round has three steps on three streams of a ring, and the ring turns by one each round, so every stream produces,
-//! mixes and sums in turn, and every block is used on a stream that did not allocate it. The host waits only when a thread has
-//! [`IN_FLIGHT`] sums out: it reads the oldest and compares it with its own.
+//! A round has three steps on three consecutive streams of a ring, and every round starts one stream further. So every
+//! stream fills, mixes and sums in turn, and blocks are used on streams that did not allocate them. The host waits only
+//! when a thread has [`IN_FLIGHT`] pending sums: it reads the oldest and compares it with its own.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,14 +18,13 @@ use xlog_workloads::stack::run_threads;
 use super::super::progress::Progress;
 use crate::cli::HandoffArguments;
 
-/// How many sums a thread may have out before it reads one.
+/// The maximum number of pending sums of a thread.
 const IN_FLIGHT: usize = 32;
 
 const INPUT: AllocTag = AllocTag("handoff input");
 const OUTPUT: AllocTag = AllocTag("handoff output");
 const SUM: AllocTag = AllocTag("handoff sum");
 
-/// Everything a run needs.
 pub(super) struct Plan {
     manager: GpuMemoryManager,
     kernels: Exercise,
@@ -36,7 +35,7 @@ pub(super) struct Plan {
     seed: u64,
 }
 
-/// A sum that is not what the host computed.
+/// A sum that differs from the host's.
 #[derive(Serialize, Clone, PartialEq, Eq, Debug)]
 pub(super) struct Wrong {
     pub(super) round: u32,
@@ -44,7 +43,6 @@ pub(super) struct Wrong {
     pub(super) found: u64,
 }
 
-/// The outcome of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) verified: u64,
@@ -53,7 +51,6 @@ pub(super) struct Outcome {
     pub(super) error: Option<XlogError>,
 }
 
-/// The state that the threads of a run share.
 struct HandoffShared {
     progress: Progress,
     stop: AtomicBool,
@@ -63,7 +60,7 @@ struct HandoffShared {
     error: Mutex<Option<XlogError>>,
 }
 
-/// A sum that the device may still be working on.
+/// A sum that the device may still be computing.
 struct Pending {
     round: u32,
     sum: TrackedCudaSlice<u64>,
@@ -116,7 +113,7 @@ impl Plan {
         }
     }
 
-    /// The share of one thread: every round whose number leaves its own when divided by the number of threads.
+    /// Runs the rounds of one thread: those whose number modulo the number of threads is its own.
     fn rounds_of(&self, thread: u32, shared: &HandoffShared) -> Result<()> {
         let mut pending = VecDeque::with_capacity(IN_FLIGHT);
         for round in (thread..self.rounds).step_by(self.threads as usize) {
@@ -133,12 +130,12 @@ impl Plan {
         pending.iter().try_for_each(|sum| self.verify(sum, shared))
     }
 
-    /// Queues one round and gives the buffer that its sum will be in.
+    /// Queues one round and returns the buffer of its sum.
     fn round(&self, round: u32) -> Result<TrackedCudaSlice<u64>> {
         let stream = |step: usize| self.streams[(round as usize + step) % self.streams.len()].id();
         let (left, right) = self.produce(stream(0), round)?;
         let mixed = self.mix(stream(1), &left, &right)?;
-        // Freed after the mixing has read them. This thread does not wait for that.
+        // Freed in stream order after the mixing has read them; this thread does not wait.
         drop((left, right));
         self.fold(stream(2), &mixed)
     }
@@ -156,7 +153,7 @@ impl Plan {
         let mut recorder = LaunchRecorder::new_strict(stream);
         recorder.write(&left).write(&right);
         recorder.run(self.manager.runtime(), |stream| {
-            // SAFETY: both buffers are live and this long, and the recorder orders the work.
+            // SAFETY: both buffers are live and have `rows` rows, and the recorder orders the work.
             unsafe {
                 self.kernels.fill_pattern(stream, left.ptr(), self.rows, left_salt)?;
                 self.kernels.fill_pattern(stream, right.ptr(), self.rows, right_salt)
@@ -176,7 +173,7 @@ impl Plan {
         let mut recorder = LaunchRecorder::new_strict(stream);
         recorder.read(left).read(right).write(&mixed);
         recorder.run(self.manager.runtime(), |stream| {
-            // SAFETY: the buffers are live and this long, and the recorder orders the work.
+            // SAFETY: the buffers are live and have `rows` rows, and the recorder orders the work.
             unsafe { self.kernels.mix(stream, mixed.ptr(), left.ptr(), right.ptr(), self.rows) }
         })?;
         Ok(mixed)
@@ -192,7 +189,7 @@ impl Plan {
         let mut recorder = LaunchRecorder::new_strict(stream);
         recorder.read(mixed).read_write(&sum);
         recorder.run(self.manager.runtime(), |stream| {
-            // SAFETY: both buffers are live and this long, and the recorder orders the work.
+            // SAFETY: both buffers are live and long enough, and the recorder orders the work.
             unsafe {
                 stream.memset(sum.ptr(), 0, sum.size_bytes())?;
                 self.kernels.fold(stream, mixed.ptr(), self.rows, sum.ptr())
@@ -201,7 +198,7 @@ impl Plan {
         Ok(sum)
     }
 
-    /// The seeds of the two inputs of a round.
+    /// Returns the seeds of the two inputs of a round.
     fn salts(&self, round: u32) -> (u32, u32) {
         let number = self.seed.wrapping_add(u64::from(round)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (number as u32, (number >> 32) as u32)

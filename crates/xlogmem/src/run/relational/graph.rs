@@ -1,8 +1,8 @@
-//! `run fixpoint --graph`: one program with fixed capacities as a graph and kernel by kernel, beside the program with exact sizes.
+//! `run fixpoint --graph`: compares a program of fixed capacities, as a graph and kernel by kernel, with one of exact sizes.
 //!
-//! All three find the closures of the same graphs, each verified by the host. The edges are made before the clock runs. A first run, which is not
-//! counted, finds the capacities and captures.
-//! Those with fixed capacities have several runs in flight, queued by one host thread. The one with exact sizes needs the host in every round.
+//! All three find the closures of the same graphs, and the host verifies each. The edges are created before the clock
+//! starts. A first run, which is not counted, finds the capacities and captures the graph. The programs of fixed capacities
+//! have several runs in flight, queued by one host thread. The program of exact sizes needs the host in every round.
 
 use std::time::Instant;
 
@@ -22,24 +22,22 @@ use crate::cli::Refusal;
 use crate::doctor::Selection;
 use crate::run::report::{RunHead, RunReport, race_problem, races_text, run_on_stack};
 
-/// Edges on a GPU and on a simulated device.
+/// Default edges on a GPU and on a simulated device.
 const USUAL: [usize; 2] = [100_000, 10_000];
 
-/// The runs of one program.
 #[derive(Serialize, Debug, Default)]
 struct ProgramReport {
     runs_verified: u32,
-    /// The device's part of all runs.
+    /// Device time of all runs.
     seconds: f64,
     runs_per_second: Option<f64>,
-    /// Launches of the program, a graph counted once.
+    /// Launches of the program; a graph counts once.
     launches: usize,
-    /// Bytes that the program keeps for its rounds: an arena, buffers of fixed capacity, or the peak of exact buffers.
+    /// Bytes kept for the rounds: an arena, buffers of fixed capacity, or the peak of exact buffers.
     bytes: usize,
 }
 
 impl ProgramReport {
-    /// Adds runs.
     fn add(&mut self, run: &Self) {
         self.runs_verified += run.runs_verified;
         self.seconds += run.seconds;
@@ -57,7 +55,6 @@ impl ProgramReport {
     }
 }
 
-/// All of it, in the shape of its JSON.
 #[derive(Serialize, Debug, Default)]
 struct GraphReport {
     #[serde(flatten)]
@@ -69,10 +66,10 @@ struct GraphReport {
     graph: ProgramReport,
     kernels: ProgramReport,
     exact: ProgramReport,
-    /// The rate of the graph over that of its kernels, and over that of the program with exact sizes.
+    /// The rate of the graph relative to its kernels, then to the program of exact sizes.
     graph_over_kernels: Option<f64>,
     graph_over_exact: Option<f64>,
-    /// Bytes of the graph over those of its kernels.
+    /// Bytes of the graph relative to its kernels.
     bytes_over_kernels: Option<f64>,
     pair_capacity: usize,
     set_capacity: usize,
@@ -86,7 +83,6 @@ struct GraphReport {
     bytes_left: usize,
 }
 
-/// Runs `run fixpoint --graph`.
 pub(super) fn compare(arguments: &RelationalArguments, in_flight: u32) -> Result<Output, Refusal> {
     arguments.stack.require_tracking("a graph and other work on one buffer")?;
     let selection = arguments.stack.select()?;
@@ -120,7 +116,7 @@ impl GraphReport {
         }
     }
 
-    /// The work of a run; run 0 is not counted.
+    /// Returns the work of a run; run 0 is not counted.
     fn work(&self, run: u32) -> Fixpoint {
         Fixpoint { rows: self.rows, seed: seed_for(self.seed, u64::from(run) << 8) }
     }
@@ -140,7 +136,7 @@ impl GraphReport {
         self.measure_fixed(&mut graphs, &warm_up)?;
         self.measure_fixed(&mut kernels, &warm_up)?;
         self.measure_exact(&exact, &warm_up[..1])?;
-        // In turns, so that each program finds the device as busy as the others do.
+        // Programs are interleaved, so that all meet the same load on the device.
         let works: Vec<_> = (1..=self.repeat).map(|run| self.work(run)).collect();
         for works in works.chunks(sessions.len()) {
             let of_graphs = self.measure_fixed(&mut graphs, works)?;
@@ -179,7 +175,7 @@ impl GraphReport {
         Ok(())
     }
 
-    /// A run of each program with fixed capacities that has work, all in flight at once.
+    /// Runs each program of fixed capacities that has work, all in flight at once.
     fn measure_fixed(
         &mut self,
         programs: &mut [FixedFixpoint<'_>],
@@ -204,7 +200,7 @@ impl GraphReport {
         Ok(all)
     }
 
-    /// Runs of the program with exact sizes, one after the other.
+    /// Runs the program of exact sizes, one run after another.
     fn measure_exact(
         &mut self,
         session: &Session<'_>,

@@ -1,7 +1,7 @@
 //! `run join`, `run fixpoint` and `run sort`: relational work on the device, verified by the host.
 //!
-//! Each thread is an executor that does the work a few times over, each time on other data; all share the streams and the stack. The
-//! device is timed without the host's own computation of the result.
+//! Each thread is an executor that does the work several times, each time on other data. All threads share the streams and
+//! the stack. The device is timed without the host's verification.
 
 mod graph;
 mod report;
@@ -79,12 +79,10 @@ pub(crate) struct FixpointArguments {
     in_flight: u32,
 }
 
-/// Runs `run join`.
 pub(crate) fn join(arguments: &RelationalArguments) -> Result<Output, Refusal> {
     run(arguments, [100_000_000, 1_000_000], |rows, seed| Workload::Join(Join { rows, seed }))
 }
 
-/// Runs `run fixpoint`.
 pub(crate) fn fixpoint(arguments: &FixpointArguments) -> Result<Output, Refusal> {
     if arguments.graph {
         return graph::compare(&arguments.relational, arguments.in_flight);
@@ -93,13 +91,12 @@ pub(crate) fn fixpoint(arguments: &FixpointArguments) -> Result<Output, Refusal>
     run(arguments, [10_000_000, 100_000], |rows, seed| Workload::Fixpoint(Fixpoint { rows, seed }))
 }
 
-/// Runs `run sort`.
 pub(crate) fn sort(arguments: &RelationalArguments) -> Result<Output, Refusal> {
     run(arguments, [100_000_000, 1_000_000], |rows, seed| Workload::Sort(Sort { rows, seed }))
 }
 
-/// Runs one of them; `usual` rows are those of a GPU and of a simulated device. What cannot be understood is refused; what fails
-/// on the device is in the output.
+/// Runs a workload; `usual` is the default number of rows on a GPU and on a simulated device. It refuses invalid arguments;
+/// a failure of the device is part of the output.
 fn run(
     arguments: &RelationalArguments,
     usual: [usize; 2],
@@ -133,7 +130,7 @@ fn measure(
     let start = Instant::now();
     let executor = |thread: u32| {
         for repeat in 0..arguments.repeat {
-            // Two runs never have the same data.
+            // Every run has different data.
             let number = u64::from(thread) * u64::from(arguments.repeat) + u64::from(repeat);
             let work = work.with_seed(match number {
                 0 => work.seed(),
@@ -151,7 +148,7 @@ fn measure(
     run_threads(stack.device(), arguments.threads, executor);
     report.seconds = Some(start.elapsed().as_secs_f64());
     drop(progress);
-    // What is counted below has to be settled, also after a failure.
+    // Drain before counting, even after a failure.
     let settled = stack.drain();
     report.note(stack, &session);
     let runs = runs.into_inner();
@@ -159,7 +156,7 @@ fn measure(
     settled
 }
 
-/// Does the work once, and has the host verify it.
+/// Does the work once and lets the host verify it.
 fn once(session: &Session<'_>, work: &Workload, thread: u32, threads: u32) -> Result<Run> {
     let start = Instant::now();
     let executed = work.execute(session, thread as usize)?;

@@ -1,4 +1,4 @@
-//! The report of relational work, in the shape of its JSON.
+//! The report of relational work, as it appears in JSON.
 
 use serde::Serialize;
 use xlog_cuda::Result;
@@ -12,7 +12,6 @@ use crate::doctor::Selection;
 use crate::replay::PoolReport;
 use crate::run::report::{RunHead, RunReport, race_problem, races_text};
 
-/// One execution.
 pub(super) struct Run {
     pub(super) seed: u64,
     pub(super) rows: u64,
@@ -21,7 +20,6 @@ pub(super) struct Run {
     pub(super) verdict: Verdict,
 }
 
-/// All of it.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     #[serde(flatten)]
@@ -36,12 +34,12 @@ pub(super) struct Report {
     runs_verified: u32,
     runs_wrong: u32,
     first_wrong: Option<String>,
-    /// Rows of the results, and what the host computed.
+    /// Rows of the results, then the number the host computed.
     rows_out: u64,
     rows_expected: u64,
     /// The maximum number of rounds of a fixpoint.
     rounds: Option<u32>,
-    /// The races that the detector of a simulated device found.
+    /// The races that a simulated device's detector found.
     races: Vec<String>,
     #[serde(skip)]
     detects_races: bool,
@@ -50,24 +48,23 @@ pub(super) struct Report {
     pool: Option<PoolReport>,
     events_recorded: u64,
     waits_inserted: u64,
-    /// Waits that were needed for order but already implied.
+    /// Waits elided because the order was already implied.
     waits_elided: u64,
-    /// The peak of bytes in buffers.
+    /// The maximum bytes in buffers.
     peak_bytes: usize,
-    /// The peak of bytes from the device.
+    /// The maximum bytes reserved from the device.
     peak_reserved_bytes: Option<u64>,
-    /// Bytes that were not returned when all was done.
+    /// Bytes not returned at the end.
     bytes_left: usize,
     failed_frees: u64,
-    /// From the first launch to the last result, with the host's part.
+    /// From the first launch to the last result, including the host's part.
     pub(super) seconds: Option<f64>,
-    /// The device's part: the runs of a thread one after the other, on the average of the threads.
+    /// Device time: the sum of a thread's runs, averaged over the threads.
     work_seconds: f64,
-    /// The shortest run.
     best_seconds: Option<f64>,
     rows_per_second: Option<f64>,
     best_rows_per_second: Option<f64>,
-    /// Bytes that the kernels had to read and write, each value once.
+    /// Bytes that the kernels must read and write, each value once.
     bytes_moved: u64,
     bytes_per_second: Option<f64>,
     /// The peak memory bandwidth of the device, if the driver reports it.
@@ -119,7 +116,7 @@ impl Report {
         self.races = stack.device().races().iter().map(ToString::to_string).collect();
     }
 
-    /// Takes the runs in; the first that failed is the error.
+    /// Adds the runs; returns the first error.
     pub(super) fn note_runs(&mut self, runs: Vec<Result<Run>>) -> Result<()> {
         let mut failed = Ok(());
         let mut rows = 0;

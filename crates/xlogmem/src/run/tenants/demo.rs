@@ -1,4 +1,4 @@
-//! `xlogmem demo`: processes that share a ledger for a while, for `top`, `ledger` and the Python client to look at.
+//! `xlogmem demo`: processes that share a ledger for a while, to be observed by `top`, `ledger` and the Python client.
 
 use std::io::Write;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<Output, Refusal> {
     let workers: Vec<_> = started
         .into_iter()
         .map(|(worker, output)| {
-            // Reads the output to its end: a process blocks when its pipe is full.
+            // The output is drained, since a full pipe would block the process.
             std::thread::spawn(move || {
                 output.map(|mut output| std::io::copy(&mut output, &mut std::io::sink()))
             });
@@ -72,7 +72,7 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<Output, Refusal> {
         directory.display()
     );
     let mut stdout = std::io::stdout().lock();
-    // Without a reader there is nothing to show.
+    // Without a reader the demo is pointless.
     let shown = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
     if shown.is_ok() {

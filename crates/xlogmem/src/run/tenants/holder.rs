@@ -1,4 +1,4 @@
-//! The process that holds cached memory in `run tenants --pressure`: it peaks, keeps a part, and is idle or busy until its input ends.
+//! The process that holds cached memory in `run tenants --pressure`: it peaks, keeps a part, and is idle or busy until EOF.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,30 +16,29 @@ use super::worker;
 use crate::{Output, write_json_line};
 
 const TAG: AllocTag = AllocTag("holder");
-/// The parts of the limit that it takes, in twentieths: 60 % at its peak, of which it keeps 5 %.
+/// Its parts of the limit, in twentieths: 60 % at its peak, of which it keeps 5 %.
 pub(super) const PEAK: u64 = 12;
 pub(super) const KEPT: u64 = 1;
 pub(super) const PARTS: u64 = 20;
-/// The budget of both processes: more than any card has, so that the limit of the ledger rules.
+/// The budget of both processes: more than any GPU has, so that the ledger's limit is the effective one.
 pub(super) const NO_BUDGET: u64 = 1 << 39;
-/// The size of the pairs that a busy process allocates and frees beside its kernels.
+/// The block size that a busy process allocates and frees while its kernels run.
 const PAIR: usize = 64 << 10;
 /// Fills that a busy process queues before it waits for them.
 const QUEUED: u32 = 16;
-/// How long the process waits until its memory is published, which takes a second at most.
+/// The time limit for publishing its memory, which takes at most a second.
 const PUBLISHED: Duration = Duration::from_secs(60);
 
 /// A line that the process writes.
 #[derive(Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum HolderLine {
-    /// It holds memory; so many bytes of it are cached.
+    /// It holds memory, of which this many bytes are cached.
     Ready(u64),
-    /// It has ended well. If it was busy: the median time of a pair before it was asked, and after.
+    /// It succeeded. If it was busy: the median time of a pair before the request and after.
     Done { pair_before_ns: Option<u64>, pair_after_ns: Option<u64> },
 }
 
-/// Runs the process.
 pub(super) fn run(kind: Holder, spec: DeviceSpec, ledger: &Path, resource: &str) -> Output {
     let failure = hold(kind, spec, ledger, resource).err().map(|error| error.to_string());
     Output { text: String::new(), failure, ..Output::default() }
@@ -47,7 +46,7 @@ pub(super) fn run(kind: Holder, spec: DeviceSpec, ledger: &Path, resource: &str)
 
 fn hold(kind: Holder, spec: DeviceSpec, ledger: &Path, resource: &str) -> Result<()> {
     let device = Arc::new(CudaDevice::open_spec(spec)?);
-    // What is cached stays until it is asked for.
+    // Cached memory stays until another process requests it.
     let pool = PoolConfig::default().without_decay();
     let config = worker::config(ledger, NO_BUDGET, resource)?.with_pool(pool);
     let runtime = XlogDeviceRuntime::with_config(device.clone(), &config)?;
@@ -76,7 +75,7 @@ fn hold(kind: Holder, spec: DeviceSpec, ledger: &Path, resource: &str) -> Result
     if kind == Holder::Busy {
         done = work(&runtime, &stream, &kept, &is_over)?;
     }
-    // An idle process does nothing at all until its input ends.
+    // An idle process waits for the end of its input.
     if input.join().is_err() {
         return Err(XlogError::Kernel("the input could not be read".to_owned()));
     }
@@ -92,7 +91,7 @@ fn tell(line: &HolderLine) -> Result<()> {
     write_json_line(line).map_err(|error| XlogError::Kernel(error.to_string()))
 }
 
-/// Waits until the listener has published all that is cached, and returns what is published.
+/// Waits until the listener has published all cached bytes, and returns them.
 fn published(runtime: &XlogDeviceRuntime) -> Result<u64> {
     let began = Instant::now();
     let cached = runtime.memory_use().map_or(0, |held| held.cached) as u64;
@@ -108,7 +107,7 @@ fn published(runtime: &XlogDeviceRuntime) -> Result<u64> {
     }
 }
 
-/// Fills what it keeps, over and over, so that kernels run all the time, and allocates and frees small blocks beside them.
+/// Keeps kernels running by filling its block repeatedly, and allocates and frees small blocks meanwhile.
 fn work(
     runtime: &XlogDeviceRuntime,
     stream: &DeviceStream,

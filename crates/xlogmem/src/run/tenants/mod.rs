@@ -1,7 +1,7 @@
 //! `xlogmem run tenants`: several processes, each with several executors, under one limit of one device.
 //!
-//! The command makes a ledger for the run, starts itself again as the processes that share it, reads the ledger all the while, and
-//! judges by what it saw, by what each process says, and by what is left when all have ended.
+//! The command creates a ledger and starts itself as the processes that share it. It samples the ledger throughout, and
+//! judges by the samples, by the report of each process, and by what remains at the end.
 
 mod arguments;
 mod demo;
@@ -31,7 +31,7 @@ use report::Report;
 use watch::{Scratch, Worker, listen, watch};
 use worker::{Line, Outcome};
 
-/// Runs `run tenants`. A bad device spec, size or resource is refused; what fails on the way is in the output.
+/// Runs `run tenants`. It refuses a bad device spec, size or resource; other failures are part of the output.
 pub(crate) fn tenants(arguments: &TenantsArguments) -> std::result::Result<Output, Refusal> {
     let refuse = |name: &str, error: XlogError| Refusal::Line(format!("{name}: {error}"));
     let _: ResourceKind =
@@ -54,7 +54,7 @@ pub(crate) fn tenants(arguments: &TenantsArguments) -> std::result::Result<Outpu
     Ok(report.finish(arguments.json))
 }
 
-/// This process is one of those that a run has started.
+/// Runs this process as one of those that a run has started.
 fn be_worker(
     number: u32,
     spec: DeviceSpec,
@@ -114,7 +114,7 @@ fn measure(
     let directory = path.parent().map(std::path::Path::to_owned).unwrap_or_default();
     let key = DeviceKey::new("tenants").map_err(|error| failed(&error))?;
     let config = LedgerConfig::new(key).with_directory(directory).with_limit(budget.of(total));
-    // Made and left: the processes join it.
+    // The ledger is created and closed; the processes join it.
     let limit = Ledger::open(config).and_then(|ledger| ledger.limit()).map_err(|e| failed(&e))?;
     report.limit_bytes = Some(limit);
     let view = LedgerView::open(&path).map_err(|error| failed(&error))?;

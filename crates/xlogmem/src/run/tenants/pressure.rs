@@ -1,7 +1,7 @@
-//! `run tenants --pressure`: this process asks for memory that another one has cached while that one is idle, busy, killed or stopped.
+//! `run tenants --pressure`: requests memory that another process has cached while that is idle, busy, killed or stopped.
 //!
-//! Each case has its own ledger and its own second process. On a GPU the time until the request is served is part of the verdict; on a
-//! simulated device, whose machine may be busy with anything, it is only shown.
+//! Each case has its own ledger and its own second process. The verdict includes the latency of the request on a GPU. On
+//! a simulated device, whose machine may be under load, the latency is only shown.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
@@ -26,17 +26,16 @@ use crate::doctor::Selected;
 use crate::run::report::{RunHead, RunReport};
 use crate::temporary::{self, Registered};
 
-/// What this process asks for, in twentieths of the limit: 70 %.
+/// The request of this process, in twentieths of the limit: 70 %.
 const ASKED: u64 = 14;
 const TAG: AllocTag = AllocTag("asked");
-/// The deadline of a request that is to be served.
+/// The deadline of a request that must be served.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// The deadline of a request that is to be refused.
+/// The deadline of a request that must be refused.
 const SHORT_DEADLINE: Duration = Duration::from_secs(1);
-/// How much later than its deadline a refusal may come on a GPU.
+/// How long after its deadline a refusal may come on a GPU.
 const LATENESS: Duration = Duration::from_millis(500);
 
-/// The state of the other process.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "snake_case")]
 enum State {
@@ -58,7 +57,7 @@ impl State {
         }
     }
 
-    /// The time within which a GPU's memory must be had, or the refusal be there.
+    /// Returns the maximum latency of the grant or the refusal on a GPU.
     fn goal(self) -> Duration {
         match self {
             Self::Idle | Self::Killed => Duration::from_millis(300),
@@ -68,41 +67,35 @@ impl State {
     }
 }
 
-/// One case.
 #[derive(Serialize, Debug)]
 struct Case {
     state: State,
-    /// Bytes that the other process had published as cached.
+    /// Bytes that the other process published as cached.
     cached_bytes: u64,
     asked_bytes: u64,
-    /// Whether the request was served.
     served: bool,
-    /// How long it took.
     milliseconds: f64,
     goal_milliseconds: u64,
-    /// Whether the time was within the goal.
     in_time: bool,
-    /// What the refusal says.
+    /// The message of the refusal.
     refusal: Option<String>,
-    /// The median time of a pair in a busy process, before it was asked and after.
+    /// The median time of a pair in a busy process, before the request and after.
     pair_before_ns: Option<u64>,
     pair_after_ns: Option<u64>,
-    /// What is not as it must be.
+    /// What differs from the expectation.
     problem: Option<String>,
 }
 
-/// All of it.
 #[derive(Serialize, Debug)]
 struct Report {
     #[serde(flatten)]
     head: RunHead,
     limit_bytes: Option<u64>,
-    /// Whether the goals are part of the verdict.
+    /// Whether the latency goals are part of the verdict.
     timed: bool,
     cases: Vec<Case>,
 }
 
-/// Runs all cases.
 pub(super) fn run(selection: &Selected, budget: ByteSize, arguments: &TenantsArguments) -> Output {
     let mut report = Report {
         head: RunHead::new("tenants", selection.describe(), &arguments.resource),
@@ -143,7 +136,7 @@ fn failed(error: &dyn std::fmt::Display) -> XlogError {
     XlogError::Kernel(error.to_string())
 }
 
-/// Asks for memory while the other process is in a state.
+/// Requests memory while the other process is in a state.
 fn ask(
     state: State,
     device: &Arc<CudaDevice>,
@@ -158,7 +151,7 @@ fn ask(
     if let Some(budget) = runtime.budget() {
         budget.set_policy(OomPolicy::default().with_deadline(deadline));
     }
-    // The first allocation of a process is slower: it is not what is measured.
+    // The first allocation of a process is slower and must not be measured.
     runtime.deallocate(runtime.allocate(1 << 20, StreamId::DEFAULT, TAG)?)?;
     runtime.reap_pending()?;
     runtime.trim()?;
@@ -210,7 +203,7 @@ fn ask(
     Ok(case)
 }
 
-/// What a refusal beside a stopped process lacks.
+/// Returns what the refusal beside a stopped process fails to name.
 fn unnamed(error: &ResourceError, pid: u32, took: Duration) -> Option<String> {
     let Some(report) = error.report() else {
         return Some(format!("the refusal has no report: {error}"));
@@ -229,7 +222,7 @@ fn unnamed(error: &ResourceError, pid: u32, took: Duration) -> Option<String> {
     }
 }
 
-/// The other process. It ends with this value.
+/// The other process, killed on drop.
 struct Holder {
     child: std::process::Child,
     _registered: Registered,
@@ -272,7 +265,7 @@ impl Holder {
         serde_json::from_str(&line).map_err(|error| failed(&error))
     }
 
-    /// Waits until it has cached memory, and returns how much it has published.
+    /// Waits until it has cached memory, and returns the published bytes.
     fn ready(&mut self) -> Result<u64> {
         match self.next()? {
             HolderLine::Ready(cached) => Ok(cached),
@@ -284,13 +277,13 @@ impl Holder {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).map_err(|error| failed(&error))?;
         if signal == Signal::STOP {
-            // The signal returns before all threads of the process stand still.
+            // `kill` returns before all threads of the process have stopped.
             waitpid(Some(pid), WaitOptions::UNTRACED).map_err(|error| failed(&error))?;
         }
         Ok(())
     }
 
-    /// Ends it, and returns the times of its pairs.
+    /// Ends it and returns the times of its pairs.
     fn finish(&mut self) -> Result<(Option<u64>, Option<u64>)> {
         drop(self.input.take());
         match self.next()? {
@@ -304,7 +297,7 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // It has ended, unless it is stopped or this run failed.
+        // It has already ended, unless it is stopped or this run failed.
         if self.input.is_some() || self.lines.is_none() {
             let _ = self.child.kill();
         }

@@ -1,4 +1,4 @@
-//! The report of `run tenants`, in the shape of its JSON.
+//! The report of `run tenants`, as it appears in JSON.
 
 use serde::Serialize;
 use xlog_report::text_report::{TextReport, size};
@@ -9,7 +9,6 @@ use super::worker::Outcome;
 use crate::doctor::Selection;
 use crate::run::report::{RunHead, RunReport};
 
-/// All of it.
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Report {
     #[serde(flatten)]
@@ -20,13 +19,13 @@ pub(super) struct Report {
     seed: u64,
     /// The limit of all processes together.
     pub(super) limit_bytes: Option<u64>,
-    /// The peak of used and granted bytes of all processes together.
+    /// The maximum used and granted bytes of all processes together.
     pub(super) highest_bytes: u64,
     /// Readings of the ledger.
     pub(super) samples: u64,
     /// Readings above the limit.
     pub(super) violations: u64,
-    /// Bytes that the ledger still counted when all had ended.
+    /// Bytes in the ledger after all processes had ended.
     pub(super) left_bytes: u64,
     pub(super) seconds: Option<f64>,
     pub(super) outcomes: Vec<Outcome>,
@@ -152,7 +151,7 @@ mod tests {
     use crate::cli::parse_tenants;
     use crate::doctor::{Cuda, select};
 
-    /// A report of a run in which everything went well.
+    /// Returns the report of a successful run.
     fn good() -> Report {
         let arguments = parse_tenants(&["--processes", "1"]);
         let selection = select(Some("sim"), &Cuda::find()).unwrap().describe();

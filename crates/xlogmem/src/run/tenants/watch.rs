@@ -1,4 +1,4 @@
-//! The processes of a run, and the eye on their ledger.
+//! The processes of a run, and the monitor of their ledger.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,11 +12,10 @@ use super::super::progress::Progress;
 use super::worker::{Line, Outcome};
 use crate::temporary::{self, Folder, Registered};
 
-/// The readings of the ledger while the processes ran.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LedgerPeaks {
     pub(super) samples: u64,
-    /// The peak of used and granted bytes of all slots.
+    /// The maximum used and granted bytes of all slots.
     pub(super) highest: u64,
     /// Readings above the limit.
     pub(super) violations: u64,
@@ -41,8 +40,8 @@ pub(super) fn watch(view: &LedgerView, done: &AtomicBool) -> LedgerResult<Ledger
     }
 }
 
-/// Slots are read one after the other: a byte that moves between two of them meanwhile would be seen twice. Two equal readings
-/// are of one moment.
+/// Takes a consistent snapshot. Slots are read one after another, so a byte that moves between two slots could be counted
+/// twice; two equal readings are consistent.
 fn steady(view: &LedgerView) -> LedgerResult<Option<Snapshot>> {
     let words = |snapshot: &Snapshot| -> Vec<(u32, u64, u64)> {
         snapshot.slots.iter().map(|slot| (slot.index, slot.used, slot.granted)).collect()
@@ -51,7 +50,7 @@ fn steady(view: &LedgerView) -> LedgerResult<Option<Snapshot>> {
     Ok((words(&first) == words(&second)).then_some(second))
 }
 
-/// A process that does not outlive its run.
+/// A process that is killed on drop.
 pub(super) struct Worker {
     child: Child,
     _registered: Registered,
@@ -79,13 +78,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // It has ended, unless this run failed.
+        // It has already ended, unless this run failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Reads what a process says until it ends; its outcome, if it came to one.
+/// Reads a process's output until it ends; returns its outcome, if it reported one.
 pub(super) fn listen(output: Option<ChildStdout>, progress: &Progress) -> Option<Outcome> {
     let mut outcome = None;
     for line in BufReader::new(output?).lines().map_while(Result::ok) {
@@ -98,7 +97,7 @@ pub(super) fn listen(output: Option<ChildStdout>, progress: &Progress) -> Option
     outcome
 }
 
-/// A directory for the ledger of a run, removed with it.
+/// A directory for the ledger of a run, removed on drop.
 pub(super) struct Scratch(Folder);
 
 impl Scratch {

@@ -1,7 +1,7 @@
-//! One process of `run tenants`: a runtime in the shared ledger, and a thread with a budget scope for each tenant.
+//! One process of `run tenants`: a runtime on the shared ledger, and a thread with a budget scope per tenant.
 //!
-//! A tenant holds buffers with contents of its own, somewhat more of them than its share, and reads each back before it lets go of it.
-//! What does not fit is counted, and makes it let go of one. At the end everything must have come back.
+//! A tenant holds buffers with unique contents, somewhat more than its share, and verifies each before its free. A refused
+//! allocation is counted, and the tenant frees a buffer. At the end, no byte may be missing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,11 +21,10 @@ use super::TenantsArguments;
 use crate::write_json_line;
 
 const ROWS: AllocTag = AllocTag("tenant rows");
-/// The smallest buffer and the largest, in bytes.
+/// The minimum and maximum buffer size in bytes.
 const SMALLEST: u64 = 4 << 10;
 const LARGEST: u64 = 4 << 20;
 
-/// The outcome of one process.
 #[derive(Serialize, Deserialize, Clone, Debug, Default)]
 pub(super) struct Outcome {
     pub(super) process: u32,
@@ -34,27 +33,27 @@ pub(super) struct Outcome {
     pub(super) refused: u64,
     pub(super) verified: u64,
     pub(super) wrong: u64,
-    /// The peak of bytes in blocks.
+    /// The maximum bytes in blocks.
     pub(super) peak_bytes: usize,
-    /// Times a scope was seen above its hard limit.
+    /// How often a scope exceeded its hard limit.
     pub(super) scope_violations: u64,
     pub(super) races: usize,
-    /// Bytes of blocks, of the budget and of the ledger that did not come back.
+    /// Bytes of blocks, of the budget and of the ledger that were not returned.
     pub(super) left_bytes: u64,
     pub(super) error: Option<String>,
 }
 
-/// A line that a process writes, one object each.
+/// A line of JSON that a process writes.
 #[derive(Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
-    /// So many more turns are done.
+    /// This many more steps are done.
     Steps(u32),
-    /// All of it.
+    /// All steps are done.
     Done(Outcome),
 }
 
-/// The configuration of the runtime of each process.
+/// Returns the configuration of each process's runtime.
 pub(super) fn config(ledger: &Path, budget: u64, resource: &str) -> Result<RuntimeConfig> {
     Ok(RuntimeConfig::default()
         .with_resource(resource.parse()?)
@@ -76,11 +75,10 @@ pub(super) fn run(
     outcome
 }
 
-/// The state that the tenants of a process share.
 struct WorkerShared<'a> {
     manager: GpuMemoryManager,
     arguments: &'a TenantsArguments,
-    /// The share of one tenant of the limit, in bytes.
+    /// The share of one tenant in the limit, in bytes.
     share: u64,
     limit: usize,
     refused: AtomicU64,
@@ -141,7 +139,7 @@ fn drain(device: &CudaDevice, runtime: &XlogDeviceRuntime) -> Result<()> {
     Ok(())
 }
 
-/// The bytes that did not come back, wherever they are counted.
+/// Returns the bytes that were not returned, by any count.
 fn left(runtime: &XlogDeviceRuntime) -> u64 {
     let blocks = runtime.bytes_outstanding() as u64;
     let budget = runtime.budget().map_or(0, |budget| budget.reserved_bytes()) as u64;
@@ -160,7 +158,7 @@ impl WorkerShared<'_> {
         let Some(budget) = runtime.budget() else {
             return Err(XlogError::Kernel("the runtime has no budget".to_owned()));
         };
-        // A share of its own is guaranteed within this process; of the rest it may borrow as much again.
+        // A tenant is guaranteed its share within this process, and may borrow the same amount again.
         let (soft, hard) = (self.share as usize, (2 * self.share as usize).min(self.limit));
         let scope = budget.scope(&format!("tenant {tenant}"), soft, hard)?;
         let _inside = scope.enter();
@@ -169,7 +167,7 @@ impl WorkerShared<'_> {
         let mut random = Random::new(
             self.arguments.seed ^ (u64::from(process) << 48) ^ (u64::from(tenant) << 32) ^ 0x7e4a,
         );
-        // Together they want half as much again as there is.
+        // Together the tenants want one and a half times the limit.
         let target = self.share + self.share / 2;
         let largest = LARGEST.min(target / 4).max(SMALLEST);
         let mut held: Vec<LiveBuffer> = Vec::new();
@@ -200,7 +198,7 @@ impl WorkerShared<'_> {
                 }
             }
             if round % 16 == 15 {
-                // The reader is gone only if it was ended.
+                // Writing fails only if the parent has ended.
                 write_json_line(&Line::Steps(16))
                     .map_err(|error| XlogError::Kernel(error.to_string()))?;
             }
@@ -208,7 +206,7 @@ impl WorkerShared<'_> {
         held.into_iter().try_for_each(|one| self.free(one))
     }
 
-    /// A buffer with contents of its own; `None` if it does not fit.
+    /// Allocates a buffer with unique contents; `None` if it does not fit.
     fn allocate(
         &self,
         memory: &GpuMemoryManager,
@@ -231,7 +229,7 @@ impl WorkerShared<'_> {
         }
     }
 
-    /// Reads a buffer back before it goes.
+    /// Verifies a buffer and frees it.
     fn free(&self, held: LiveBuffer) -> Result<()> {
         let found = held.buffer.to_vec()?;
         let right = found == contents(held.buffer.len(), held.salt);
