@@ -135,7 +135,7 @@ impl<T: DeviceRepr> Drop for ReadView<'_, T> {
 
 impl<T: DeviceRepr> Drop for WriteView<'_, T> {
     fn drop(&mut self) {
-        // As for a read.
+        // A drop cannot return the error; `close` does.
         let _ = self.opened.finish(self.slice, Access::ReadWrite);
     }
 }

@@ -37,7 +37,7 @@ pub struct RawBlock {
     shown: Option<Shown>,
 }
 
-/// A block, its runtime and its account. The account is charged with [`RawBlock::bytes`].
+/// A block, its runtime, and the account that is charged with the bytes of the [`RawBlock`].
 struct Owned {
     block: DeviceBlock,
     runtime: XlogDeviceRuntime,

@@ -31,7 +31,7 @@ use crate::device_runtime::resource::{AllocTag, MIN_ALIGN, ResourceError, Resour
 pub struct Reservation {
     manager: GpuMemoryManager,
     bytes: usize,
-    /// As many bytes of the runtime's budget, if it has one.
+    /// The reservation of these bytes in the runtime's budget, if it has one.
     budget: Option<BudgetReservation>,
 }
 

@@ -116,12 +116,12 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
         self.buffer.address() + (self.part.start * size_of::<T>()) as u64
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.part.len
     }
 
-    /// True when it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.part.len == 0
     }
@@ -158,12 +158,12 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
         self.as_view().ptr()
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.part.len
     }
 
-    /// True when it has no elements.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.part.len == 0
     }

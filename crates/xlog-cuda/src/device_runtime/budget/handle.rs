@@ -84,12 +84,12 @@ impl BudgetHandle {
         BudgetScope::open(&self.core, None, name, soft, hard)
     }
 
-    /// What each tag holds, the largest first.
+    /// Returns the usage by tag, the largest first.
     pub fn usage_by_tag(&self) -> Vec<TagUsage> {
         self.core.tags()
     }
 
-    /// What each scope holds, the largest first.
+    /// Returns the usage by scope, the largest first.
     pub fn usage_by_scope(&self) -> Vec<ScopeUsage> {
         self.core.scopes()
     }

@@ -6,7 +6,7 @@
 //! 3. if the ledger refused: memory that other processes have cached;
 //! 4. polls of pending frees and of operations in flight, until the deadline of the call;
 //! 5. pressure functions;
-//! 6. the queue, if the policy says so.
+//! 6. a wait in the queue, if the policy allows it.
 //!
 //! No lock is held while the resource below or a function is called. All waits of one call for the device spend one deadline
 //! ([`DeviceWait`]); half of it is kept for memory that pressure functions free.

@@ -26,7 +26,7 @@ const KEPT: usize = 16;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum OomCause {
-    /// It is larger than the limit, or than the hard limit of its scope: it can never be served.
+    /// The request is larger than the limit, or than the hard limit of its scope: it can never be served.
     AboveLimit,
     /// Blocks and reservations of this budget leave too little of the limit.
     Budget,
@@ -34,17 +34,17 @@ pub enum OomCause {
     Scope,
     /// The free bytes are guaranteed to other scopes.
     Guaranteed,
-    /// It would fit once work on streams has completed and freed blocks are free.
+    /// The request would fit once work on streams has completed and pending blocks are free.
     WaitingOnStreams,
     /// The limit of its [`GpuMemoryManager`](crate::GpuMemoryManager) leaves too little.
     Manager,
-    /// It fits the budget; the ledger's limit is used up, mostly by this process.
+    /// The request fits the budget; the ledger's limit is used up, mostly by this process.
     Ledger,
-    /// It fits the budget; the device is full with memory of this process or of unknown owners.
+    /// The request fits the budget; the device is full with memory of this process or of unknown owners.
     Device,
-    /// It fits the budget; the device, or the limit of the ledger, is used up by other processes.
+    /// The request fits the budget; other processes use up the device, or the limit of the ledger.
     OtherProcesses,
-    /// It fits the budget and enough is free, but not in one piece.
+    /// The request fits the budget and enough memory is free, but not in one range.
     Fragmentation,
 }
 
@@ -115,7 +115,7 @@ impl RefusedBy {
     }
 }
 
-/// What a tag holds.
+/// The usage of one tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct TagUsage {
@@ -129,26 +129,26 @@ pub struct TagUsage {
     pub pending: usize,
 }
 
-/// What a scope holds.
+/// The usage and the limits of one scope.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct ScopeUsage {
-    /// Its path.
+    /// The names of its parents and its own, with slashes between.
     pub name: String,
     /// Bytes charged.
     pub used: usize,
-    /// Its guarantee.
+    /// The soft limit, which is guaranteed.
     pub soft: usize,
-    /// Its bound.
+    /// The hard limit.
     pub hard: usize,
 }
 
-/// What other processes hold of the device.
+/// The memory of the device that other processes hold.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct OtherUse {
     /// Their bytes.
     pub bytes: usize,
-    /// How many they are.
+    /// The number of processes.
     pub processes: usize,
 }
 
@@ -156,7 +156,7 @@ pub struct OtherUse {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct OtherProcess {
-    /// Its process id.
+    /// The process id.
     pub pid: u32,
     /// The name of its command.
     pub name: String,
@@ -178,7 +178,7 @@ pub struct RefusedCall {
     pub stream: StreamId,
     /// The source file of the caller.
     pub file: &'static str,
-    /// Its line.
+    /// The line of the caller.
     pub line: u32,
     /// The source of the limit of the runtime's budget.
     pub limit_source: Option<LimitSource>,
@@ -194,7 +194,7 @@ pub struct OomReport {
     pub device_ordinal: u32,
     /// Bytes that would have been charged.
     pub requested: usize,
-    /// Which limit refused.
+    /// The limit that refused.
     pub refused_by: RefusedBy,
     /// Bytes that this limit would have had to grant. For a ledger it is the size of the segment for which the resource below asked.
     pub needed: usize,

@@ -16,7 +16,7 @@ use super::core::BudgetCore;
 use super::tree::{DEVICE, ScopeFigures, ScopeIndex};
 use crate::device_runtime::resource::{ResourceError, ResourceResult};
 
-/// A part of a budget with limits of its own.
+/// A part of a budget with its own limits.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -115,12 +115,12 @@ impl BudgetScope {
         self.figures().used
     }
 
-    /// The guarantee.
+    /// The soft limit, which is guaranteed.
     pub fn soft(&self) -> usize {
         self.figures().soft
     }
 
-    /// The bound.
+    /// The hard limit.
     pub fn hard(&self) -> usize {
         self.figures().hard
     }

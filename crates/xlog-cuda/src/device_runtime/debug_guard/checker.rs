@@ -77,9 +77,9 @@ impl Drop for FindingSlot {
 /// A requested check.
 #[derive(Debug)]
 pub(super) enum Check {
-    /// It is queued, and writes this slot.
+    /// The check is queued, and writes this slot.
     Queued(FindingSlot),
-    /// It has completed.
+    /// The check has completed.
     Done(Findings),
 }
 

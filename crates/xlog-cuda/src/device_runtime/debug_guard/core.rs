@@ -400,7 +400,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         });
         match point {
             Ok(Some(_)) if is_idle => {
-                // Also frees the block if the pages cannot be unmapped: a sweep retries them.
+                // The block is freed even if its pages cannot be unmapped: a sweep retries them.
                 let _ = self.unmap_block(generation);
                 self.free_below(generation, None)
             }

@@ -43,9 +43,9 @@ impl fmt::Display for LogAction {
 /// The outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LogResult {
-    /// It succeeded.
+    /// The operation succeeded.
     Ok,
-    /// It was refused or failed.
+    /// The operation was refused or failed.
     Err {
         /// The error's kind, one word: [`ResourceError::kind`].
         kind: &'static str,

@@ -30,7 +30,7 @@ pub enum ResourceError {
     /// The device has too little memory.
     #[error("{}", Refusal("out of device memory", &out_of_memory(*.requested, .detail)))]
     OutOfMemory {
-        /// The bytes asked for.
+        /// The requested bytes.
         requested: usize,
         /// Why, with the numbers known.
         detail: String,

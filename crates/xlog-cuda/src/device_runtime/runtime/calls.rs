@@ -87,10 +87,8 @@ impl XlogDeviceRuntime {
         allocated
     }
 
-    /// [`DeviceMemoryResource::deallocate`].
-    ///
-    /// If other code captures the block's stream and the capture was not joined, this is [`CaptureError::NotJoined`]: a reap frees the
-    /// block once that capture has ended.
+    /// [`DeviceMemoryResource::deallocate`]. In a capture that other code began and that was not joined it is [`CaptureError::NotJoined`]:
+    /// a reap frees the block once that capture has ended.
     pub fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         let id = BlockId::from_block(&block);
         self.checked()?.deallocate(block).map_err(|error| self.explain_free(id, error))

@@ -123,7 +123,7 @@ pub struct RuntimeConfig {
     pub log_keep: u32,
     /// Whether uses of blocks are logged too.
     pub log_uses: bool,
-    /// What the statistics store.
+    /// The settings of the statistics.
     pub statistics: StatisticsConfig,
     /// Layers around the stack, the first one innermost.
     pub layers: Vec<Layer>,

@@ -245,14 +245,14 @@ pub struct LimitPreview {
 pub enum LedgerPreview {
     /// No ledger is configured.
     Off,
-    /// It does not exist yet.
+    /// The ledger does not exist yet.
     Absent {
         /// The path at which it would be created.
         path: PathBuf,
         /// Its limit in bytes.
         limit: u64,
     },
-    /// It exists and can be joined.
+    /// The ledger exists and can be joined.
     Present(Snapshot),
     /// The runtime would be built without it.
     Unavailable {

@@ -23,16 +23,16 @@ use crate::device_runtime::side_table::{SideTable, TakenEntry};
 
 const SHARDS: usize = 16;
 
-/// Which allocations get a backtrace.
+/// The allocations that get a backtrace.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Backtraces {
     /// None.
     #[default]
     Off,
-    /// One in this number, in each shard.
+    /// One in this number, counted in each shard.
     Sampled(NonZeroU32),
-    /// All. Walking the stack takes microseconds.
+    /// Every allocation. Walking the stack takes microseconds.
     All,
 }
 
@@ -53,7 +53,7 @@ pub enum Backtraces {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct StatisticsConfig {
-    /// Which allocations get a backtrace.
+    /// The allocations that get a backtrace.
     pub backtraces: Backtraces,
     /// Whether the time of each allocation is stored, for the ages of live blocks; true by default.
     pub ages: bool,
