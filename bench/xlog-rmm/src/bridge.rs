@@ -1,7 +1,6 @@
-//! The library that offers RMM through C functions, and the allocators that it opens.
+//! Loads the library that exposes RMM through C functions, and opens its allocators.
 //!
-//! The functions and what they promise are those at the head of `bench/peers/rmm_bridge.cu`. The library stays loaded as long as an
-//! allocator of it lives.
+//! The head of `bench/peers/rmm_bridge.cu` specifies the functions. The library stays loaded while an allocator of it exists.
 
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
@@ -12,9 +11,9 @@ use std::sync::Arc;
 use libloading::Library;
 use xlog_cuda::device_runtime::ResourceError;
 
-/// The version of the C interface that this crate speaks.
+/// The version of the C interface.
 const VERSION: u32 = 1;
-/// The maximum bytes of a message of the bridge.
+/// The maximum length of a message of the bridge in bytes.
 const MESSAGE: usize = 512;
 
 const OK: i32 = 0;
@@ -46,7 +45,7 @@ type DeallocateFunction = unsafe extern "C" fn(
     room: usize,
 ) -> i32;
 
-/// Why there is no bridge, or no resource of it.
+/// Why the bridge or a resource cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
@@ -55,10 +54,10 @@ pub enum BridgeError {
     Library {
         /// The library.
         path: PathBuf,
-        /// The message of the loader.
+        /// The loader's message.
         reason: String,
     },
-    /// The library speaks another version of the interface.
+    /// The library has another version of the interface.
     #[error("{} speaks version {found} of the bridge, this build speaks {VERSION}; build the bridge anew", path.display())]
     Version {
         /// The library.
@@ -66,15 +65,15 @@ pub enum BridgeError {
         /// Its version.
         found: u32,
     },
-    /// RMM could not make the resource.
+    /// RMM could not create the resource.
     #[error("no {kind} resource of RMM: {reason}")]
     Open {
         /// The request.
         kind: RmmKind,
-        /// The message of RMM.
+        /// RMM's message.
         reason: String,
     },
-    /// No kind of resource is called so.
+    /// No kind of resource has this name.
     #[error(
         "there is no resource {name:?} of RMM; accepted are pool, arena, binning, async and cuda"
     )]
@@ -84,7 +83,7 @@ pub enum BridgeError {
     },
 }
 
-/// Which of RMM's resources.
+/// The kind of an RMM resource.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum RmmKind {
@@ -101,10 +100,10 @@ pub enum RmmKind {
 }
 
 impl RmmKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Pool, Self::Arena, Self::Binning, Self::Async, Self::Cuda];
 
-    /// Its name in the bridge.
+    /// Returns its name in the bridge.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -132,7 +131,7 @@ impl FromStr for RmmKind {
     }
 }
 
-/// The loaded library.
+/// A loaded bridge.
 #[derive(Clone)]
 pub struct Bridge(Arc<Loaded>);
 
@@ -142,7 +141,7 @@ struct Loaded {
     close: CloseFunction,
     allocate: AllocateFunction,
     deallocate: DeallocateFunction,
-    /// Keeps the functions where they are.
+    /// Keeps the functions loaded.
     _library: Library,
 }
 
@@ -150,17 +149,17 @@ impl Bridge {
     /// Loads the library at `path`.
     ///
     /// # Safety
-    /// The library is a bridge to RMM as `bench/peers/rmm_bridge.cu` describes it: loading it runs its initialisers, and its functions
-    /// are called with the signatures given there.
+    /// The library is a bridge to RMM as described in `bench/peers/rmm_bridge.cu`: its initializers are safe to run, and its
+    /// functions have the signatures given there.
     pub unsafe fn load(path: impl AsRef<Path>) -> Result<Self, BridgeError> {
         let path = path.as_ref();
         let blame = |error: libloading::Error| BridgeError::Library {
             path: path.to_owned(),
             reason: error.to_string(),
         };
-        // SAFETY: the caller answers for what the library does when it is loaded.
+        // SAFETY: the caller guarantees that the library is safe to load.
         let library = unsafe { Library::new(path) }.map_err(blame)?;
-        // SAFETY: the caller answers for the signatures; the pointers are used only while the library is kept.
+        // SAFETY: the caller guarantees the signatures; the pointers are used only while the library is loaded.
         let loaded = unsafe {
             let version = *library.get::<VersionFunction>(b"xlog_rmm_version\0").map_err(blame)?;
             let found = version();
@@ -179,7 +178,7 @@ impl Bridge {
         Ok(Self(Arc::new(loaded)))
     }
 
-    /// A new allocator on a device; a pool or an arena starts with `initial` bytes.
+    /// Opens an allocator on a device; a pool or an arena starts with `initial` bytes.
     pub(crate) fn open(
         &self,
         kind: RmmKind,
@@ -189,7 +188,7 @@ impl Bridge {
         let refused = |reason: String| BridgeError::Open { kind, reason };
         let name = CString::new(kind.name()).map_err(|error| refused(error.to_string()))?;
         let mut message = [0_u8; MESSAGE];
-        // SAFETY: the name ends with 0, and the message has the room that is said.
+        // SAFETY: the name is NUL-terminated, and the message buffer has the stated size.
         let resource = unsafe {
             (self.0.open)(name.as_ptr(), ordinal, initial, message.as_mut_ptr().cast(), MESSAGE)
         };
@@ -206,7 +205,7 @@ impl fmt::Debug for Bridge {
     }
 }
 
-/// The text that the bridge wrote, up to its end.
+/// Returns the NUL-terminated text that the bridge wrote.
 fn text(message: &[u8]) -> String {
     let end = message.iter().position(|&byte| byte == 0).unwrap_or(message.len());
     match String::from_utf8_lossy(message.get(..end).unwrap_or(message)).into_owned() {
@@ -215,19 +214,19 @@ fn text(message: &[u8]) -> String {
     }
 }
 
-/// One resource of RMM.
+/// An open RMM resource.
 pub(crate) struct Allocator {
     bridge: Bridge,
     resource: *mut c_void,
 }
 
-// SAFETY: RMM's resources may be used by any thread, several at a time; the bridge adds no state of its own.
+// SAFETY: any threads may use RMM's resources concurrently, and the bridge adds no state.
 unsafe impl Send for Allocator {}
 // SAFETY: as above.
 unsafe impl Sync for Allocator {}
 
 impl Allocator {
-    /// An address of `bytes` bytes, in the order of `stream`.
+    /// Allocates `bytes` bytes in the order of `stream`.
     ///
     /// # Safety
     /// `stream` is a live stream of the allocator's device.
@@ -238,7 +237,7 @@ impl Allocator {
     ) -> Result<u64, ResourceError> {
         let mut message = [0_u8; MESSAGE];
         let mut ptr = 0_u64;
-        // SAFETY: the resource is open, the message has the room that is said, and the caller answers for the stream.
+        // SAFETY: the resource is open, the message buffer has the stated size, and the caller guarantees the stream.
         let status = unsafe {
             (self.bridge.0.allocate)(
                 self.resource,
@@ -258,11 +257,11 @@ impl Allocator {
         }
     }
 
-    /// Gives the address back, in the order of `stream`.
+    /// Frees an address in the order of `stream`.
     ///
     /// # Safety
-    /// The address came from [`allocate`](Self::allocate) with this size and was not given back; `stream` is as there; no work that is
-    /// not ordered before it on `stream` touches the bytes.
+    /// The address came from [`allocate`](Self::allocate) with this size and was not freed; `stream` meets the same condition; all work
+    /// on the bytes is ordered before the free on `stream`.
     pub(crate) unsafe fn deallocate(
         &self,
         ptr: u64,
@@ -270,7 +269,7 @@ impl Allocator {
         stream: *mut c_void,
     ) -> Result<(), ResourceError> {
         let mut message = [0_u8; MESSAGE];
-        // SAFETY: the resource is open, the message has the room that is said, and the caller answers for the rest.
+        // SAFETY: the resource is open, the message buffer has the stated size, and the caller guarantees the rest.
         let status = unsafe {
             (self.bridge.0.deallocate)(
                 self.resource,
@@ -290,7 +289,7 @@ impl Allocator {
 
 impl Drop for Allocator {
     fn drop(&mut self) {
-        // SAFETY: it was opened by this bridge and is closed once.
+        // SAFETY: this bridge opened it, and it is closed once.
         unsafe { (self.bridge.0.close)(self.resource) };
     }
 }

@@ -1,7 +1,7 @@
-//! The resource: records of our own over RMM's addresses.
+//! The resource: block records over RMM's addresses.
 //!
-//! A record is the truth about a block. It holds the block's stream, so that a free can be ordered on it when everybody else has given
-//! it back. A block is gone when RMM has it back: RMM hands the memory out again in the order of the stream. Uses are not tracked.
+//! A record owns the state of a block. It holds the block's stream, so that a free can be ordered on it after all other leases of
+//! the stream have ended. A record is removed when RMM has the address again, since RMM may reuse the memory in stream order.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -20,9 +20,9 @@ use crate::bridge::{Allocator, Bridge, BridgeError, RmmKind};
 
 /// RMM aligns every block to this.
 const ALIGN: usize = 256;
-/// As far as anybody asks.
+/// The maximum supported alignment.
 const MOST_ALIGN: usize = 2 << 20;
-/// Locks of the record table: threads with blocks of their own seldom meet.
+/// The number of locks of the record table, which reduces contention between threads.
 const SHARDS: usize = 64;
 
 struct Record {
@@ -35,15 +35,15 @@ struct Record {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Live,
-    /// A call that gives it back is on its way. When RMM has the address, another thread may get it and replace this record.
+    /// A free is in progress. Once RMM has the address, another thread may get it and replace this record.
     Returning,
-    /// RMM refused to take it back; a reap tries again.
+    /// RMM refused the free; a reap tries again.
     Retired,
 }
 
-/// Memory of RMM. The hooks refuse: it tracks no uses.
+/// An RMM resource. The use hooks refuse: it tracks no uses.
 pub struct RmmResource {
-    /// Declared first: the streams that RMM remembers outlive it.
+    /// Declared first, so that it is dropped before the streams that RMM remembers.
     allocator: Allocator,
     device: Arc<CudaDevice>,
     ordinal: u32,
@@ -56,7 +56,7 @@ pub struct RmmResource {
 }
 
 impl RmmResource {
-    /// RMM's resource of this kind on a device, for the streams of a pool. A pool starts with `initial` bytes, an arena has no more.
+    /// Opens RMM's resource of a kind on a device, for the streams of `streams`. A pool starts with `initial` bytes; an arena never grows.
     pub fn new(
         bridge: &Bridge,
         kind: RmmKind,
@@ -79,20 +79,20 @@ impl RmmResource {
         })
     }
 
-    /// Which of RMM's resources it is.
+    /// Returns the kind of the resource.
     #[must_use]
     pub fn kind(&self) -> RmmKind {
         self.kind
     }
 
-    /// The records of the addresses near `ptr`.
+    /// Locks the records of the shard that contains `ptr`.
     fn shard(&self, ptr: u64) -> MutexGuard<'_, HashMap<u64, Record>> {
         let at = (ptr / ALIGN as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        // There are as many as the remainder can be.
+        // The index is a remainder of the length.
         self.shards[at as usize % SHARDS].lock()
     }
 
-    /// Gives a block back to RMM, if it is at this stage. No lock is held over the call: it may wait.
+    /// Returns a block at this stage to RMM. No lock is held during the call, which may wait.
     fn give_back(&self, ptr: u64, generation: Generation, stage: Stage) -> ResourceResult<()> {
         let (bytes, stream) = match self.shard(ptr).get_mut(&ptr) {
             Some(record) if record.generation == generation && record.stage == stage => {
@@ -101,7 +101,7 @@ impl RmmResource {
             }
             _ => return Err(ResourceError::UseAfterFree { generation }),
         };
-        // SAFETY: the record said that the address is out, with this size, and no other call gives it back; the stream is held
+        // SAFETY: the record shows that the address is allocated with this size, and its stage excludes another free; the stream is held
         // here. The caller of `deallocate` orders its work before the free on that stream, since this resource tracks no uses.
         let returned = unsafe { self.allocator.deallocate(ptr, bytes, raw(&stream)) };
         let mut shard = self.shard(ptr);
@@ -123,7 +123,7 @@ impl RmmResource {
     }
 }
 
-/// The driver's name for a stream; on a simulated device, its number.
+/// Returns the driver's handle of a stream; on a simulated device, its number.
 fn raw(stream: &DeviceStream) -> *mut c_void {
     stream.cu_stream().unwrap_or(stream.handle().number() as *mut c_void)
 }
@@ -154,11 +154,11 @@ impl DeviceMemoryResource for RmmResource {
         let held = self.streams.resolve(stream).ok_or_else(|| {
             ResourceError::StreamMisuse(format!("{stream} is not a stream of this resource's pool"))
         })?;
-        // SAFETY: the stream is live as long as it is held here.
+        // SAFETY: the stream is live while it is held here.
         let ptr = unsafe { self.allocator.allocate(bytes, raw(&held))? };
         let align = alignment_of(ptr);
         if align < ALIGN {
-            // SAFETY: just allocated, and nobody knows of it.
+            // SAFETY: the address was just allocated and is not shared.
             unsafe { self.allocator.deallocate(ptr, bytes, raw(&held))? };
             return Err(ResourceError::Driver(format!(
                 "RMM gave the address {ptr:#x}, which is not aligned to {ALIGN}"
@@ -213,7 +213,7 @@ impl DeviceMemoryResource for RmmResource {
         let mut outcome = Ok(());
         for (ptr, generation) in retired {
             match self.give_back(ptr, generation, Stage::Retired) {
-                // Another reap was faster.
+                // A concurrent reap was faster.
                 Err(ResourceError::UseAfterFree { .. }) => {}
                 this => outcome = outcome.and(this),
             }
