@@ -11,7 +11,7 @@ import report
 from report import HOLES, LIVE, MIB, OURS, RANDOM_SIZES, WORKLOADS, find, label
 
 UNJUDGED = "NOT JUDGED"
-# Most memory held for each byte live at the peak.
+# The maximum memory held per byte live at the peak.
 HELD = {1: 1.08, 4: 1.08, 64: 1.20, 256: 1.30}
 
 

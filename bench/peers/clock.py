@@ -8,11 +8,11 @@ forty the best of them: a core is faster still for moments in which the whole ma
 import bisect
 import time
 
-# A processor below this part of the usual rate is slow.
+# A processor below this fraction of the usual rate is slow.
 SLOW = 0.85
-# So many looks tell what is usual.
+# The number of samples from which the usual rate is a median.
 MANY = 40
-# Between two looks at all processors, where none was fast.
+# Seconds between two scans of all processors if none was fast.
 PAUSE = 0.03
 
 
@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, meter, now=time.monotonic, sleep=time.sleep):
         self.meter, self.now, self.sleep = meter, now, sleep
-        # The best rate of every look at all, in order of size.
+        # The best rate of every scan, sorted.
         self.looks = []
         self.processor = None
         self.rate = None

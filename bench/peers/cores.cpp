@@ -1,11 +1,11 @@
-// How many cores this host really gives, and how fast each of its processors is at the moment.
+// The number of cores that this host provides, and the current speed of each of its processors.
 //
-// Cores: threads that do nothing but multiply, one pinned to each processor, against one alone. A multiplier is busy with every
-// cycle of one thread, so two threads that share a core get half of it each; the sum over all processors, divided by what one gets
-// alone, counts physical cores, less what other guests of the machine take.
+// Cores: a thread on every processor multiplies, compared with one thread alone. One thread can occupy the multiplier of a core, so
+// two threads that share a core get half of it each. The sum over all processors, divided by the rate of one alone, counts
+// physical cores, less what other guests of the machine use.
 //
-// Speed: one thread that adds to many registers at once. It takes every instruction that a core can begin, so whatever runs on
-// the other half of the core, of this guest or of another, halves it, as it slows any busy program.
+// Speed: one thread adds to many registers at once and uses every issue slot of its core. A busy sibling thread, of this guest
+// or of another, halves its rate, as it slows any busy program.
 //
 //     cores [--seconds S]              prints `host,cores,cores,PROCESSORS,COUNT,cores`
 //     cores --each [--seconds S]       prints `host,cores,alone,PROCESSOR,RATE,M/s` for every processor instead
@@ -27,7 +27,7 @@
 
 namespace {
 
-// Millions of multiplications per second of each processor in `processors`, all at once.
+// Returns the rates of `processors` that multiply concurrently, in millions per second.
 std::vector<double> multiply(std::vector<int> const& processors, double seconds)
 {
   std::vector<double> rates(processors.size());
@@ -66,8 +66,8 @@ double sum(std::vector<double> const& rates)
   return all;
 }
 
-/// Millions of additions per second of this thread on a processor: the median of three parts of `seconds`, so that one interruption
-/// does not count, after half a part that wakes the processor.
+/// Returns the rate of additions on a processor in millions per second. It is the median of three parts of `seconds`, so that one
+/// interruption does not count, after half a part that wakes the processor.
 double add(int processor, double seconds)
 {
   cpu_set_t set;
@@ -105,7 +105,7 @@ void alone(std::vector<int> const& processors, double seconds)
   for (int processor : processors) { std::printf("host,cores,alone,%d,%.0f,M/s\n", processor, add(processor, seconds)); }
 }
 
-/// Answers requests until there are no more.
+/// Answers requests until the input ends.
 void serve(std::vector<int> const& all, double seconds)
 {
   for (std::string line; std::getline(std::cin, line);) {
@@ -156,13 +156,13 @@ int main(int count, char** values)
     if (CPU_ISSET(at, &allowed)) { all.push_back(at); }
   }
   if (each || serves) {
-    // A speed is asked for again and again.
+    // A speed is requested often, so its measurement is short.
     if (!(seconds > 0)) { seconds = 0.003; }
     serves ? serve(all, seconds) : alone(all, seconds);
     return 0;
   }
   if (!(seconds > 0)) { seconds = 0.05; }
-  // The best of three: another guest may have been there.
+  // The best of three: other guests may have interrupted.
   double one = 0, many = 0;
   for (int turn = 0; turn < 3; ++turn) {
     one = std::max(one, sum(multiply({all.front()}, seconds)));

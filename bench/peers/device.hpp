@@ -1,5 +1,4 @@
-// The GPU's driver, loaded when the program runs: the same kernel, the same events and the same memory counters for every peer,
-// whatever it is built with.
+// The GPU's driver, loaded at run time, so that every peer uses the same kernel, events and memory counters, however it was built.
 
 #pragma once
 
@@ -13,8 +12,7 @@
 
 namespace peers {
 
-/// What the workloads need of the driver beside the allocator that they measure. The context that is current when it is opened
-/// is the one that it works in.
+/// The driver functions that workloads need beside the measured allocator. They work in the context that is current at construction.
 class Device {
  public:
   Device(Device const&)            = delete;
@@ -47,7 +45,7 @@ class Device {
 
   [[nodiscard]] bool has_kernel() const { return spin_ != nullptr; }
 
-  /// Bytes of the device that are taken, by anybody.
+  /// Returns the used bytes of the device, by any process.
   [[nodiscard]] std::uint64_t taken() const
   {
     std::size_t free  = 0;
@@ -64,8 +62,8 @@ class Device {
     return total;
   }
 
-  /// What is queued on `then` from now on comes after what is queued on `first`. One event for each thread: a wait holds to what the
-  /// event stood for when the wait was queued.
+  /// Orders later work on `then` after all work queued so far on `first`. Each thread has one event: a wait refers to the event's
+  /// record at the time of the wait.
   void order(void* first, void* then) const
   {
     thread_local void* event = nullptr;
@@ -78,7 +76,7 @@ class Device {
     require(wait_(then, event, 0), "cuStreamWaitEvent");
   }
 
-  /// One thread that spins for `ticks` of the GPU's clock and then stores `value` at `out`.
+  /// Queues one thread that spins for `ticks` of the GPU's clock and then stores `value` at `out`.
   void spin(void* stream, std::uint64_t ticks, void* out, std::uint32_t value) const
   {
     void* arguments[] = {&ticks, &out, &value};

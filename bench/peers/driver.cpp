@@ -1,5 +1,5 @@
-// The bare driver: cuMemAllocAsync and cuMemFreeAsync on the device's default pool, which keeps what it has (release threshold
-// at its maximum) until the row ends.
+// The bare driver: cuMemAllocAsync and cuMemFreeAsync on the device's default pool, which keeps its memory until the row ends
+// (maximum release threshold).
 
 #include <cuda.h>
 
@@ -58,7 +58,7 @@ class Driver {
 
   void free(void* block, std::size_t, Stream stream) { cuMemFreeAsync(reinterpret_cast<CUdeviceptr>(block), stream); }
 
-  // A free on another stream is the driver's own way.
+  // The driver frees natively on another stream.
   void free_elsewhere(void* block, std::size_t bytes, Stream, Stream used, peers::Device const&) { free(block, bytes, used); }
 
   void* raw(Stream stream) { return stream; }

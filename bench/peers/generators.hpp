@@ -1,4 +1,4 @@
-// The random numbers of the workloads, bit for bit the same for every peer and for ours, and the hash that proves it.
+// The workloads' random numbers, identical for all peers and xlog, and the hash that verifies them.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace peers {
 
-/// Marsaglia's xorshift with 64 bits, reduced by the remainder.
+/// Marsaglia's 64-bit xorshift, reduced by the remainder.
 class Xorshift {
  public:
   explicit Xorshift(std::uint64_t seed) : state_{seed} {}
@@ -26,8 +26,8 @@ class Xorshift {
   std::uint64_t state_;
 };
 
-/// The minimal standard generator, seed 1, with the bounded draw of libstdc++ written out: a standard library that draws
-/// otherwise would change the workload.
+/// The minimal standard generator, seed 1, with libstdc++'s bounded draw written out, so that no standard library changes the
+/// workload.
 class Minstd {
  public:
   std::uint64_t draw(std::uint64_t low, std::uint64_t high)
@@ -57,7 +57,7 @@ class Minstd {
   std::uint64_t state_ = 1;
 };
 
-/// A size from `low` to `high`, every power of two as likely as another.
+/// Draws a size from `low` to `high`; every power of two is equally likely.
 inline std::uint64_t log_uniform(Minstd& random, std::uint64_t low, std::uint64_t high)
 {
   double const part = static_cast<double>(random.draw(0, 1 << 30)) / static_cast<double>(1 << 30);
@@ -66,7 +66,7 @@ inline std::uint64_t log_uniform(Minstd& random, std::uint64_t low, std::uint64_
   return std::clamp(size, low, high);
 }
 
-/// FNV-1a with 64 bits over little-endian words.
+/// 64-bit FNV-1a over little-endian words.
 class Fnv {
  public:
   void add(std::uint64_t word)
@@ -82,7 +82,7 @@ class Fnv {
   std::uint64_t hash_ = 14695981039346656037ULL;
 };
 
-/// What a random run must come to when no allocation fails.
+/// The expected result of a random run without a failed allocation.
 struct RandomCheck {
   std::size_t allocations;
   std::size_t max_mib;

@@ -1,5 +1,5 @@
-// glibc's malloc on the same workloads: host memory, no GPU. Not a peer but the limit, and the way to try the workloads, with
-// their check values, on a machine without a GPU. `nothing` hands out one address: how the host alone scales with threads.
+// glibc's malloc on the same workloads, in host memory. It serves as the limit, not as a peer, and to try the workloads with their
+// check values without a GPU. The variant `nothing` returns one address and shows how the host alone scales with threads.
 
 #include <cstdlib>
 

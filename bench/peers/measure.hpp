@@ -1,4 +1,4 @@
-// How time is measured, and the pair that most workloads are made of.
+// Time measurement, and the allocate/free pair of most workloads.
 
 #pragma once
 
@@ -32,7 +32,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Keeps the compiler from seeing where a value comes from and whether it is used.
+/// Hides from the compiler where a value comes from and whether it is used.
 template <class Value>
 inline void opaque(Value& value)
 {
@@ -47,10 +47,10 @@ struct Figures {
 
 inline constexpr std::size_t per_batch = 1000;
 inline constexpr std::size_t batches   = 101;
-/// Timed runs of what is run as a whole: as many as the row's time allows, and three where they end in four times that.
+/// The number of timed runs of a whole workload: as many as the row's time allows, but three if they fit into four times that.
 inline constexpr int most_runs = 25;
 inline constexpr int few_runs  = 3;
-/// Runs with an allocator that does nothing: as many as were timed, and no fewer than these.
+/// The minimum number of runs with an allocator that does nothing; otherwise as many as were timed.
 inline constexpr int least_idle_runs = 5;
 
 inline bool runs_again(int turns, double spent, double seconds)
@@ -58,7 +58,7 @@ inline bool runs_again(int turns, double spent, double seconds)
   return turns < most_runs && (turns == 0 || spent < seconds || (turns < few_runs && spent < 4 * seconds));
 }
 
-/// Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
+/// The time limits of rows in seconds, independent of the peer and the row's time; docs/benchmarks.md defines them.
 namespace limits {
 inline constexpr double random  = 1.0;
 inline constexpr double filling = 2.0;
@@ -67,15 +67,15 @@ inline constexpr double replay  = 1.0;
 inline constexpr double churn   = 1.0;
 }  // namespace limits
 
-/// Why a row was given up, and how near it was to the end.
+/// Describes why a row was given up, and how much of it was done.
 inline std::string given_up(double limit, std::size_t done, std::size_t all)
 {
   return "over " + text(limit) + " s; " + std::to_string(done) + " of " + std::to_string(all) + " operations done";
 }
 
-/// The time of one allocate and free of `bytes` in nanoseconds, over 101 batches of 1000; fewer, but at least 3, when `seconds` have
-/// passed. A quarter of `seconds` before that does not count: a processor that has waited for a request takes its time to be fast
-/// again. Nothing when an allocation fails.
+/// Returns the time of one allocate and free of `bytes` in nanoseconds, over 101 batches of 1000, or fewer (at least 3) once
+/// `seconds` have passed. A quarter of `seconds` before that is a warm-up: an idle processor needs time to reach its speed.
+/// Returns nothing if an allocation fails.
 template <class Peer>
 std::optional<Figures> measure_pairs(Peer& peer, typename Peer::Stream stream, std::size_t bytes, double seconds)
 {
@@ -113,7 +113,7 @@ inline void print(Rows const& rows, std::optional<Figures> const& figures)
   rows.also("-best", rows.request().parameter, figures->best, "ns");
 }
 
-/// Does nothing, so that what a workload itself costs can be subtracted.
+/// An allocator that does nothing, to subtract the cost of the workload itself.
 struct Nothing {
   struct Stream {};
 

@@ -1,9 +1,8 @@
-// What every peer program accepts on its command line, and how it prints what it measured.
+// The command line and the output of every peer program.
 //
-// A row is asked for as `VARIANT:WORKLOAD:PARAMETER`, on the command line or, with --serve, line by line on standard input. What was
-// measured goes to standard output as `peer,variant,workload,parameter,value,unit`. A row that could not be measured has no value,
-// and its unit says why. With --serve a line with a single dot ends the answer to each request. Everything else goes to
-// standard error.
+// A row is requested as `VARIANT:WORKLOAD:PARAMETER`, on the command line or, with --serve, line by line on standard input. Standard
+// output has lines of `peer,variant,workload,parameter,value,unit`. A row that could not be measured has no value, and the reason
+// as its unit. With --serve, a line with a single dot ends each answer. Everything else goes to standard error.
 
 #pragma once
 
@@ -15,11 +14,11 @@
 namespace peers {
 
 struct Options {
-  /// How long one row may be measured.
+  /// The time for measuring one row.
   double seconds = 1.0;
-  /// The kernels, as PTX; empty where there are none.
+  /// The kernels, as PTX; empty if there are none.
   std::string ptx;
-  /// The folder of the plans to replay; empty where there are none.
+  /// The folder of the plans to replay; empty if there are none.
   std::string plans;
   bool serve = false;
   std::vector<std::string> rows;
@@ -63,13 +62,13 @@ inline Options parse(int count, char** values)
   return options;
 }
 
-/// A request: which variant of the peer, which workload, and its parameter.
+/// A request: the variant of the peer, the workload, and its parameter.
 struct Request {
   std::string variant;
   std::string workload;
   std::size_t parameter = 0;
 
-  /// Nothing but the reason in `trouble` when the text is no request.
+  /// Parses a request; on failure only sets `trouble` to the reason.
   static Request parse(std::string const& text, std::string& trouble)
   {
     auto const first  = text.find(':');
@@ -100,10 +99,10 @@ class Rows {
   [[nodiscard]] Options const& options() const { return options_; }
   [[nodiscard]] Request const& request() const { return request_; }
 
-  /// The row that was asked for.
+  /// Prints the requested row.
   void value(double value, char const* unit) const { also("", request_.parameter, value, unit); }
 
-  /// A row beside it, named after it.
+  /// Prints an additional row, named after the requested one.
   void also(std::string const& suffix, std::size_t parameter, double value, char const* unit) const
   {
     std::printf("%s,%s,%s%s,%zu,%.4f,%s\n",
@@ -117,7 +116,7 @@ class Rows {
     std::fflush(stdout);
   }
 
-  /// The row without a value; the reason takes the place of the unit.
+  /// Prints the row without a value; the reason replaces the unit.
   void skipped(std::string reason) const
   {
     for (char& letter : reason) {
@@ -132,7 +131,7 @@ class Rows {
     std::fflush(stdout);
   }
 
-  /// Says on standard error what a figure rests on, where that is less than usual.
+  /// Notes on standard error that a figure has fewer samples than usual.
   void note(std::string const& text) const { std::fprintf(stderr, "    %s\n", text.c_str()); }
 
  private:

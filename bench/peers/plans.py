@@ -31,7 +31,7 @@ def plan_of(lines):
             slot = live.pop(pointer)
             free.append(slot)
             yield stream, slot, 0
-    # A plan ends with nothing live.
+    # A plan ends without live blocks.
     for slot in live.values():
         yield 0, slot, 0
 

@@ -64,7 +64,7 @@ def line_chart(title, x_label, y_label, series, names=None, y_log=True):
     middle = TOP + height / 2
     out.append(f'<text x="{LEFT + width / 2}" y="{HEIGHT - 14}" text-anchor="middle" fill="#222222">{html.escape(x_label)}</text>')
     out.append(f'<text x="18" y="{middle}" text-anchor="middle" fill="#222222" transform="rotate(-90 18 {middle})">{html.escape(y_label)}</text>')
-    # By its last point, so that the legend stands as the lines end.
+    # Sorted by the last point, so that the legend follows the ends of the lines.
     legend = sorted(series, key=lambda name: up(series[name][-1][1]))
     colours = {name: COLOURS[at % len(COLOURS)] for at, name in enumerate(name for name in series if name != " ".join(OURS))}
     for name in reversed(series):

@@ -19,7 +19,7 @@ import report
 
 HERE = pathlib.Path(__file__).resolve().parent
 CXX = ["g++", "-O2", "-std=c++17", "-pthread"]
-# What a program is asked for when it has just started; the answer is dropped.
+# The first request of a new program; its answer is dropped.
 FIRST = ("pair", 1024)
 
 
@@ -71,7 +71,7 @@ class Program:
             try:
                 self.process.stdin.close()
             except OSError:
-                # What was still to be written to a program that is gone.
+                # The input that was still buffered for an ended program.
                 pass
             self.process = None
 
@@ -142,7 +142,7 @@ class Meter:
         try:
             self.process.stdin.close()
         except OSError:
-            # What was still to be written to a program that is gone.
+            # The input that was still buffered for an ended program.
             pass
 
 
@@ -278,7 +278,7 @@ class Workshop:
         command = [*CXX, f"-I{folder / 'include'}", f"-I{cuda / 'include'}", str(HERE / "torch_allocator.cpp")]
         command += [f"-L{folder / 'lib'}", *(f"-L{libraries}" for libraries in toolkit_libraries(cuda))]
         command += ["-Wl,--no-as-needed", "-ltorch_cuda", "-ltorch_cpu", "-ltorch", "-lc10", "-lc10_cuda", "-lcudart", "-ldl"]
-        # What PyTorch brings comes before the toolkit's.
+        # PyTorch's libraries precede the toolkit's.
         command += [f"-Wl,-rpath,{path}" for path in (folder / "lib", *toolkit_libraries(cuda))]
         command += ["-Wl,--allow-shlib-undefined"]
         return Program("torch", ["cpp"], [build(self.bin / "torch_allocator", "torch_allocator.cpp", command)])

@@ -19,15 +19,15 @@ import time
 MIB = 1 << 20
 PER_BATCH = 1000
 BATCHES = 101
-# Timed runs of what is run as a whole: as many as the row's time allows, and three where they end in four times that.
+# The number of timed runs of a whole workload: as many as the row's time allows, but three if they fit into four times that.
 MOST_RUNS = 25
 FEW_RUNS = 3
-# Runs with an allocator that does nothing: as many as were timed, and no fewer than these.
+# The minimum number of runs with an allocator that does nothing; otherwise as many as were timed.
 LEAST_IDLE_RUNS = 5
-# Seconds after which a row is given up. The same for every peer and whatever a row's time is; docs/benchmarks.md defines them.
+# The time limits of rows in seconds, independent of the peer and the row's time; docs/benchmarks.md defines them.
 LIMITS = {"random": 1.0, "filling": 2.0, "replay": 1.0, "churn": 1.0}
 CAP = 16_000 * MIB
-# (allocations, largest in MiB): most live at once, most bytes, and the hash of what is done when nothing fails.
+# (allocations, largest in MiB): peak live blocks, peak bytes, and the hash of the steps if nothing fails.
 CHECKS = {
     (1000, 1): (638, 323760572, 0x0A01169C41D5B10B),
     (1000, 64): (528, 16777102043, 0x42DD185240E2338E),
@@ -38,7 +38,7 @@ CHECKS = {
     (100000, 4): (9714, 16777215986, 0x1C19B69F55857E88),
     (100000, 4096): (19, 16777201659, 0x0114DD316B70ED04),
 }
-# Hashing is slow here: longer runs are known by their peaks.
+# Hashing is slow in Python: longer runs are verified by their peaks.
 HASHED = 10_000
 
 
@@ -486,7 +486,7 @@ def handoff(row):
         while (block := ring.get()) is not None:
             try:
                 device.order(peer.raw(source), peer.raw(target))
-                # A block goes back to the stream it was allocated on, which first waits for the other one.
+                # A block returns to the stream of its allocation, which first waits for the other one.
                 device.order(peer.raw(target), peer.raw(source))
                 peer.free(block, source)
             except Exception as error:  # the ring must be emptied
@@ -715,7 +715,7 @@ def main():
     options = parser.parse_args()
     device = None
     if options.peer != "nothing":
-        # The first allocator makes the context that the kernels are loaded into.
+        # The first allocator creates the context that the kernels are loaded into.
         PEERS[options.peer](PEERS[options.peer].variants[0]).close()
         device = Device(options.ptx)
     for text in options.rows:

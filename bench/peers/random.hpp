@@ -1,4 +1,4 @@
-// Random sizes: RMM's random allocations, bit for bit, and small blocks.
+// Random sizes: RMM's random allocations, exactly reproduced, and small blocks.
 
 #pragma once
 
@@ -21,7 +21,7 @@ struct RandomRun {
   bool complete          = true;
 };
 
-/// RMM's random allocations. A checked run also hashes what it does and stops after `limit` seconds.
+/// RMM's random allocations. A checked run also hashes its steps and stops after `limit` seconds.
 template <bool Checked, class Peer>
 RandomRun random_run(Peer& peer, typename Peer::Stream stream, std::size_t allocations, std::size_t max_mib, double limit = 0)
 {
@@ -83,7 +83,7 @@ RandomRun random_run(Peer& peer, typename Peer::Stream stream, std::size_t alloc
   return run;
 }
 
-/// Ends the program when the generator or the loop differs from the published workload: no figure would mean anything.
+/// Ends the program if the generator or the loop differs from the published workload, since its figures would be meaningless.
 inline void check(RandomRun const& run, std::size_t allocations, std::size_t max_mib)
 {
   for (auto const& wanted : random_checks) {
@@ -145,8 +145,8 @@ void random(Rows const& rows, std::size_t allocations, Device const* device, Mak
   rows.also("-idle", max_mib, idle * 1e9 / static_cast<double>(warmed.operations), "ns");
 }
 
-/// Blocks of 4 B to 4 KiB: fills up to `parameter` of them, then ten times as many steps that free or allocate below that. The figure
-/// is what the allocator then holds of the device for each byte that was live at the peak.
+/// Blocks of 4 B to 4 KiB: allocates `parameter` of them, then takes ten times as many steps that each free or allocate. The figure
+/// is the device memory held at the end, per byte live at the peak.
 template <class Make>
 void small(Rows const& rows, bool is_log_uniform, Device const* device, Make const& make)
 {

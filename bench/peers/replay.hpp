@@ -1,4 +1,4 @@
-// What comes from a log, and what goes on for long: how fast it is, and how much memory it takes.
+// Replayed logs and long runs: their speed and their memory.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace peers {
 
-/// One operation of a plan: a block is allocated in a slot, or, with 0 bytes, freed.
+/// One operation of a plan: allocates a block in a slot, or frees it if `bytes` is 0.
 struct Step {
   std::uint32_t stream;
   std::uint32_t slot;
@@ -25,7 +25,7 @@ struct Plan {
   std::uint64_t peak  = 0;
 };
 
-/// A plan is lines of `stream slot bytes`. It ends with nothing live.
+/// Reads a plan: lines of `stream slot bytes`. It ends without live blocks.
 inline Plan read_plan(std::string const& path)
 {
   std::ifstream file{path};
@@ -47,7 +47,7 @@ inline Plan read_plan(std::string const& path)
   return plan;
 }
 
-/// The seconds of one run, or why there are none. A run with a `limit` stops there.
+/// The duration of one run in seconds, or why it failed. A run with a `limit` stops there.
 struct ReplayRun {
   double seconds = 0;
   std::string trouble;
@@ -90,7 +90,7 @@ ReplayRun replay_run(Peer& peer, Streams const& streams, Plan const& plan, doubl
   return run;
 }
 
-/// A log by one thread, in its order, on as many streams as it has; a block is freed on the stream it was allocated on.
+/// Replays a log by one thread in recorded order, on as many streams as the log has. Blocks are freed on the stream of their allocation.
 template <class Make>
 void replay(Rows const& rows, std::string const& kind, Device const* device, Make const& make)
 {
@@ -132,8 +132,8 @@ void replay(Rows const& rows, std::string const& kind, Device const* device, Mak
 /// The largest size of each tenth of a churn, in KiB.
 inline constexpr std::size_t churn_phases[] = {4, 1024, 64, 16384, 256, 4096, 65536, 16, 1024, 65536};
 
-/// A program that changes its mind: ten phases with sizes of their own, at most 4 GiB live. What the allocator holds of the device
-/// is looked at 100 times; the figure is the most of it for each byte that was live at the peak so far.
+/// A program with changing sizes: ten phases with at most 4 GiB live. The device memory held is sampled 100 times. The figure is its
+/// maximum per byte live at the peak so far.
 template <class Make>
 void churn(Rows const& rows, Device const* device, Make const& make)
 {
@@ -183,7 +183,7 @@ void churn(Rows const& rows, Device const* device, Make const& make)
       if (spent > limits::churn && trouble.empty()) {
         trouble = given_up(limits::churn, phase * per_phase + (part + 1) * (per_phase / 10), 10 * per_phase);
       }
-      // The first tenth has too little live to say anything.
+      // In the first tenth too little is live for a meaningful ratio.
       if (phase > 0) { worst = std::max(worst, static_cast<double>(device->taken() - before) / static_cast<double>(peak)); }
     }
     seen.push_back(static_cast<double>(device->taken() - before) / static_cast<double>(peak));

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 COLUMNS = ["peer", "variant", "workload", "parameter", "value", "unit"]
 OURS = ("xlog", "pool")
-# Those whom "the best peer" of a goal names: it is judged only where each of them has taken part.
+# The peers of "the best peer" in a goal, which is judged only if all of them took part.
 PEERS = ("rmm", "torch", "cupy", "cudarc", "published", "driver")
-# Host memory: shown as the limit, never compared with.
+# Host memory: shown as the limit, never compared.
 LIMIT = ("glibc", "malloc")
 MIB = 1 << 20
 RANDOM_SIZES = [1, 4, 64, 256, 1024, 4096]
@@ -29,22 +29,22 @@ RECORDS = 100_000
 # Streams and threads of the shapes, and the largest block in KiB.
 SHAPES = [f"shape-{streams}-{threads}" for threads in (1, 4, 16, "migrating") for streams in (1, 4, 16, 64)]
 SHAPE_SIZES = [64, 1 << 10, 4 << 10, 16 << 10]
-# Nearer to each other than this, two are about equal.
+# Ratios below this are about equal.
 NEAR = 1.3
-# Nearer than this, two ratios are the same.
+# Two ratios within this factor are equal.
 SAME = 1.01
-# A row is not settled before it has so many rounds: where they differ, and where they are the same.
+# The minimum number of rounds of a settled row: if its rounds differ, and if they are equal.
 ENOUGH, ENOUGH_ALIKE = 3, 2
-# With fewer rounds a ratio has no spread.
+# The minimum number of rounds of a spread.
 FEWEST = 3
-# A peer that is so many times slower than the best one is left out of later rounds: after one round, and after more. Clocks differ
-# by 1.8, so one round says little.
+# A peer slower than the best by this factor is left out of later rounds: after one round, and after several. One round says little,
+# since clocks differ by 1.8.
 HOPELESS_AT_ONCE, HOPELESS = 3.0, 2.0
-# What a row says that was given up because it took too long.
+# The text of a row that exceeded its time limit.
 GIVEN_UP = re.compile(r"(\d+) of (\d+) operations done")
-# A row that was given up with so much of it done would have ended on a fast clock.
+# A row that exceeded its limit with this fraction done would have finished on a fast clock.
 NEARLY_DONE = 0.55
-# In the order in which they are measured: what has a goal comes first.
+# In the order of measurement: workloads with a goal come first.
 WORKLOADS = {
     "pair": [256, 1 << 10, 64 << 10, MIB, 16 * MIB, 64 * MIB],
     "random": RANDOM_SIZES,
@@ -65,7 +65,7 @@ WORKLOADS = {
     "threads-shared": THREADS,
     **{shape: SHAPE_SIZES for shape in SHAPES},
 }
-# Our own parts, measured by their own benches.
+# xlog's own parts, measured by their own benches.
 OWN = ("budget", "logging", "ordering")
 
 
@@ -205,7 +205,7 @@ def student(freedom):
     while high - low > 1e-12:
         angle = (low + high) / 2
         sine, cosine = math.sin(angle), math.cos(angle)
-        # The share within the angle, in closed form for whole degrees of freedom.
+        # The probability within the angle, in closed form for integer degrees of freedom.
         if freedom % 2:
             term, total = cosine, 0.0
             for at in range(3, freedom + 1, 2):
@@ -235,7 +235,7 @@ def spread(times):
 
 def paired(ours, theirs):
     """How many times better ours is in each round in which both were measured; where there is none, the best against the best."""
-    # A cost below that of doing nothing is no cost; a nanosecond stands for it.
+    # A cost at or below that of doing nothing counts as one nanosecond.
     least = 1.0 if ours.unit == "ns" else 1e-6
 
     def times(own, other):

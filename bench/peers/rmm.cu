@@ -1,7 +1,7 @@
-// RMM's memory resources through their ordinary C++ interface: pool, arena, binning (over a pool), async and cuda.
+// RMM's memory resources through their C++ interface: pool, arena, binning (over a pool), async and cuda.
 //
-// The resources are held as RMM's users hold them, behind its type-erased owner. Pools start with half of the free memory, so
-// that none of them grows while it is measured, or with 32 MiB where it is measured how much they take.
+// The resources are held by RMM's type-erased owner, as its users hold them. Pools start with half of the free memory, so that none
+// grows during a measurement, or with 32 MiB if the memory they take is measured.
 
 #include <cuda_runtime_api.h>
 
@@ -32,7 +32,7 @@ Resource resource(std::string const& variant, bool grows)
   if (variant == "arena") { return rmm::mr::arena_memory_resource{upstream, half}; }
   if (variant == "pool") { return rmm::mr::pool_memory_resource{upstream, start}; }
   if (variant != "binning") { peers::unknown_variant(variant); }
-  // Bins of 256 KiB to 4 MiB, the example in RMM's own documentation.
+  // Bins of 256 KiB to 4 MiB, the example in RMM's documentation.
   return rmm::mr::binning_memory_resource{rmm::mr::pool_memory_resource{upstream, start}, 18, 22};
 }
 
@@ -61,18 +61,18 @@ class Rmm {
 
   void free(void* block, std::size_t bytes, Stream stream) { resource_.deallocate(stream, block, bytes, 256); }
 
-  // A free on another stream is RMM's own way.
+  // RMM frees natively on another stream.
   void free_elsewhere(void* block, std::size_t bytes, Stream, Stream used, peers::Device const&) { free(block, bytes, used); }
 
   void* raw(Stream stream) { return stream.get(); }
 
   void synchronize() { cudaDeviceSynchronize(); }
 
-  // The arena takes its whole size at the start.
+  // An arena takes its whole size at the start.
   bool holds_what_it_needs() { return !is_arena_; }
 
  private:
-  // Declared first: streams outlive the resource that remembers them.
+  // Declared first, so that streams outlive the resource that remembers them.
   std::vector<std::unique_ptr<rmm::cuda_stream>> streams_;
   Resource resource_;
   bool is_arena_;

@@ -2,15 +2,15 @@
 //
 //     nvcc -shared -Xcompiler -fPIC -std=c++20 ... rmm_bridge.cu -lrmm -lrapids_logger -o librmm_bridge.so
 //
-// What the functions promise:
-//   xlog_rmm_version     the version of this interface, 1
-//   xlog_rmm_open        a new resource on a device, or null with a message; pool and binning start with `initial` bytes, an arena has
-//                        no more
-//   xlog_rmm_close       ends it; nothing of it is used afterwards
-//   xlog_rmm_allocate    0 and an address that is aligned to 256; 1 when there is no memory; 2 when anything else failed
-//   xlog_rmm_deallocate  0; 2 when it failed. The size is that of the allocation
-// Streams are driver streams of that device. Messages end with 0 and are cut to their room. Any thread may call, several at a time;
-// no exception leaves the bridge.
+// Functions:
+//   xlog_rmm_version     returns the version of this interface, 1
+//   xlog_rmm_open        opens a resource on a device, or returns null with a message; pool and binning start with `initial` bytes,
+//                        an arena never has more
+//   xlog_rmm_close       closes a resource, which must not be used afterwards
+//   xlog_rmm_allocate    returns 0 and an address aligned to 256 bytes; 1 if there is no memory; 2 for any other failure
+//   xlog_rmm_deallocate  returns 0, or 2 on failure; the size is that of the allocation
+// Streams are driver streams of that device. Messages are NUL-terminated and truncated to their buffer. Threads may call
+// concurrently. No exception leaves the bridge.
 
 #include <cuda_runtime_api.h>
 
@@ -59,7 +59,7 @@ void say(char const* text, char* message, std::size_t room)
   if (room > 0) { std::snprintf(message, room, "%s", text); }
 }
 
-/// Runs `work` on the device and turns what it throws into a status.
+/// Runs `work` on the device and converts its exception to a status.
 template <class Work>
 int guarded(void* resource, char* message, std::size_t room, Work const& work)
 {

@@ -1,4 +1,4 @@
-// From a request to its rows: the table of the workloads.
+// Answers requests with rows: the table of workloads.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace peers {
 
-/// Whether the workload is known.
+/// Measures a workload; returns false if it is unknown.
 template <class Make>
 bool measure(Rows const& rows, Device const* device, Make const& make)
 {
@@ -52,8 +52,8 @@ bool measure(Rows const& rows, Device const* device, Make const& make)
   return true;
 }
 
-/// Answers every request. `make(variant, grows)` gives a new peer, or nothing when there is no such variant. A peer that throws loses
-/// the row, not the rest.
+/// Answers every request. `make(variant, grows)` creates a peer, or returns null for an unknown variant. A peer that throws loses only
+/// its row.
 template <class Make>
 int serve(Options const& options, std::string const& peer, Device const* device, Make const& make)
 {
@@ -85,7 +85,7 @@ int serve(Options const& options, std::string const& peer, Device const* device,
   return refused ? 2 : 0;
 }
 
-/// What no variant of the peer is called.
+/// Refuses an unknown variant.
 [[noreturn]] inline void unknown_variant(std::string const& variant)
 {
   throw std::runtime_error("there is no variant '" + variant + "'");

@@ -11,20 +11,20 @@ import report
 from clock import Clock
 from programs import Missing
 
-# Our stacks beside the pool are measured where their layers can be told apart.
+# xlog's stacks above the pool are measured only where their layers can be distinguished.
 LAYERS = ["budget", "null-log", "stack", "stack-log", "stack-csv", "guard"]
 LAYER_ROWS = [("pair", 1 << 10), ("pair", 1 << 20), ("random", 4), ("threads", 1), ("threads", 16)]
-# Slow, and in no ratio: measured in the first round.
+# Slow and in no ratio: measured only in the first round.
 ONCE = ["direct", "async", "stack-log", "stack-csv", "guard"]
-# Not written for Python, where a million operations take seconds.
+# Not implemented in Python, where a million operations take seconds.
 NOT_IN_PYTHON = ["small-uniform", "small-log", *report.SHAPES]
-# A row that met a slow clock is measured so many times at most, and a fast processor is waited for so long in all, in seconds.
+# The maximum number of measurements of a row on a slow clock, and the total wait for a fast processor in seconds.
 ATTEMPTS, PATIENCE = 3, 0.5
-# The part of the time that may go into that, and the seconds that may at once: rounds are worth more.
+# The maximum fraction of the time for repeated measurements, and the maximum seconds at once: rounds matter more.
 AGAIN, AT_ONCE = 0.25, 5.0
-# Our own benches have two threads at most, and the driver has some.
+# xlog's own benches use two threads at most, and the driver has some.
 OWN_PROCESSORS = 4
-# What a GPU or a count decides, and no clock.
+# Determined by a GPU or a count, not by a clock.
 NOT_TIMED = ("kernels-", "small-")
 
 
@@ -35,10 +35,10 @@ def say(text):
 def asked(program, workload, parameter):
     """The variants of a program that measure a row."""
     if program.peer == "xlog":
-        # One driver call for each block is slow everywhere in the same way.
+        # One driver call per block is equally slow everywhere.
         few = LAYERS if workload in ("pair", "handoff") or workload.startswith("kernels-") else [*LAYERS, "direct"]
         found = [name for name in program.variants if name not in few or (workload, parameter) in LAYER_ROWS]
-        # It differs where streams work on what others have freed.
+        # The thrifty variant differs only if streams reuse what others have freed.
         return found if workload.startswith("replay-") else [name for name in found if name != "thrifty"]
     if program.peer == report.LIMIT[0] and workload != "threads":
         return [report.LIMIT[1]]
@@ -52,16 +52,16 @@ class Session:
 
     def __init__(self, options, programs, log, near=None):
         self.options, self.programs, self.log = options, programs, log
-        # What an earlier run with everybody found, where this one is for those who are near: its figures, and who it asked for what.
+        # An earlier run with all peers, if this one is for the closest peers: its figures, and its requested rows.
         self.near, self.known = near or (None, frozenset())
         self.begin = options.begin
         self.rounds = []
         self.given_up = set()
         self.everywhere = os.sched_getaffinity(0)
         self.clock = None
-        # Rows of one thread, how many of them were measured again, how many met a slow clock to the end.
+        # Single-threaded rows, those measured again, and those that never met a fast clock.
         self.rows = self.again = self.slow = 0
-        # Seconds that went into waiting and measuring again, of those since then.
+        # Seconds spent on waiting and repeated measurements, and their start.
         self.lost, self.since = 0.0, time.monotonic()
 
     def left(self):
@@ -84,7 +84,7 @@ class Session:
             found.sort(key=lambda each: self.distance(each[0].peer, each[1], workload, parameter, table))
         if number % 2 == 0:
             found.reverse()
-        # Our pool goes beside its peers, what is stacked on it before or after all.
+        # The pool is measured between its peers, its stacks before or after all.
         layers = [each for each in found if each[0].peer == report.OURS[0] and each[1] != report.OURS[1]]
         others = [each for each in found if each not in layers]
         return others + layers if number % 2 else layers + others
@@ -106,7 +106,7 @@ class Session:
             return variant not in ONCE and report.find(table, workload, parameter, (peer, variant)) is not None
         if peer == report.LIMIT[0]:
             return workload == "threads"
-        # A slow clock in the first round alone is not to decide whether a peer has a figure.
+        # A slow clock in the first round alone must not decide whether a peer has a figure.
         if number == 2 and self.near is None and report.nearly_done(self.rounds[-2], *key):
             return True
         return not report.hopeless(table, *key) or report.is_best_beside(table, *key)
@@ -131,7 +131,7 @@ class Session:
             attempts, patience, took = attempts + 1, patience - waited, time.monotonic() - start
             if attempts > 1:
                 self.lost += took
-            # A figure on a slow clock says more than none.
+            # A figure on a slow clock is better than none.
             missing = sum(row.value is None for row in rows)
             if (missing, -rate) < (least, -best):
                 kept, best, least = rows, rate, missing
@@ -155,7 +155,7 @@ class Session:
         """The rows of everybody, the least rate of the processor that one thread ran on (infinite where it was not looked at), and the
         seconds spent on looking for a fast one."""
         rows, least, spent = [], math.inf, 0.0
-        # One more than there are threads: the one that starts them.
+        # One more processor than threads, for the thread that starts them.
         together = self.processors(threads + 1) if threads else None
         if self.clock:
             self.clock.forget()
@@ -167,7 +167,7 @@ class Session:
                     self.rounds[-1].append(report.Row(program.peer, "-", "-", 0, None, reason))
                 continue
             timeout = max(20.0, 20 * self.options.seconds)
-            # What starts threads has as many processors, what has a thread of its own all, and what is one thread the fastest.
+            # A row with threads gets as many processors, a variant with a background thread all, and a single thread the fastest.
             has_own = variant.endswith(("-log", "-csv"))
             processors = together or self.everywhere
             is_single = not together and not has_own
@@ -246,7 +246,7 @@ class Session:
         for number in range(1, self.options.rounds + 1):
             self.rounds.append([])
             if number < 3:
-                # The first round, which is the longest, does not save up for the others.
+                # The first rounds save no time budget for the others.
                 self.lost, self.since = 0.0, time.monotonic()
             table = report.figures(self.rounds)
             if number == 1 or self.left() > 20:

@@ -1,4 +1,4 @@
-// Several streams: blocks handed from one to the other, and kernels on all of them.
+// Several streams: blocks handed from one to another, and kernels on all of them.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace peers {
 
-/// A ring between one thread that puts and one that takes.
+/// A single-producer, single-consumer ring.
 template <class Item, std::size_t Places>
 class Ring {
  public:
@@ -40,8 +40,8 @@ class Ring {
   alignas(64) Item items_[Places] = {};
 };
 
-/// One thread allocates on a stream, another takes the blocks over on another stream and frees them. Blocks of 1 byte to `parameter`
-/// MiB; an order between the streams for each block.
+/// One thread allocates on a stream; another frees the blocks on a second stream. Blocks have 1 byte to `parameter` MiB, and the
+/// streams are ordered once per block.
 template <class Make>
 void handoff(Rows const& rows, Device const* device, Make const& make)
 {
@@ -97,8 +97,8 @@ void handoff(Rows const& rows, Device const* device, Make const& make)
   rows.value(static_cast<double>(moved) / seconds / 1e6, "Mops/s");
 }
 
-/// Four kernels on `parameter` streams, each with a block of 8 bytes that is allocated before and freed after it is queued. Warm
-/// streams have had a block of the allocator before. The median of 15 rounds, each with a new allocator.
+/// Four kernels on `parameter` streams, each with an 8-byte block that is allocated before and freed after it is queued. Warm streams
+/// have already used the allocator. The figure is the median of 15 rounds, each with a new allocator.
 template <class Make>
 void kernels(Rows const& rows, bool is_warm, Device const* device, Make const& make)
 {

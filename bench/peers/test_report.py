@@ -96,7 +96,7 @@ class Bars(unittest.TestCase):
         slower = bars(text.replace(",120,", ",119,").replace(",78,", ",77,"), "threads")
         self.assertIs(slower["16 threads, a stream each"].met, False)
         self.assertIs(slower["16 threads under a budget against none"].met, False)
-        # Each round has its own clock: the best of one side is not held against the best of the other.
+        # Each round has its own clock: the best of one side is not compared with the best of the other.
         text = ["xlog,pool,threads,16,100,Mops/s\nxlog,budget,threads,16,70,Mops/s\n", "xlog,pool,threads,16,200,Mops/s\nxlog,budget,threads,16,110,Mops/s\n"]
         rows = report.figures(rounds(text[0], text[1], text[0].replace("70", "90")))
         (bar,) = [bar for bar in goals.judge(rows, Everybody(), ["threads"], [], 16) if "budget" in bar.name]
@@ -189,7 +189,7 @@ class Peers(unittest.TestCase):
         slow = "".join(f"{peer},x,random,4,,skipped: over 0.4 s; 90 of 200 operations done; 9 ns each so far\n" for peer in report.PEERS[1:])
         bar, _ = self.judged(f"{ours}rmm,pool,random,4,100,ns\n{slow}")
         self.assertEqual(bar.verdict, "met")
-        # A second run measures those again who are near; the others took part in the first.
+        # A second run measures only the closest peers again; the others took part in the first.
         everybody = "".join(f"{peer},x,random,4,100,ns\n" for peer in report.PEERS)
         bar, _ = self.judged(f"{ours}rmm,pool,random,4,100,ns\n", everybody)
         self.assertEqual(bar.verdict, "met")
@@ -226,7 +226,7 @@ class Figures(unittest.TestCase):
         )
 
     def test_the_spread_holds_nineteen_of_twenty_further_rounds(self):
-        # As tables of Student's distribution have it.
+        # Values from tables of Student's t-distribution.
         for freedom, wanted in [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (9, 2.2622), (19, 2.0930), (100, 1.9840)]:
             self.assertAlmostEqual(report.student(freedom), wanted, places=4)
         found = report.ratio(report.figures(self.rows([10, 10, 10, 10], b=[50, 60, 60, 72])), "pair", 256)
@@ -247,7 +247,7 @@ class Figures(unittest.TestCase):
         table = report.figures(self.rows([10, 10, 10], lucky=[90, 40, 90], steady=[60, 60, 60]))
         self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "steady"))
         self.assertEqual(report.ratio(table, "pair", 256).median, 6.0)
-        # A slow round of both says nothing about the peer.
+        # A slow round of both does not change the result.
         table = report.figures(self.rows([10, 18, 10], both=[None, 90, 50], alone=[56, 99, 56]))
         self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "both"))
 
@@ -256,7 +256,7 @@ class Figures(unittest.TestCase):
         self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "always"))
         table = report.figures(self.rows([10, 10, 10, 10], twice=[50, 50], always=[60, 60, 60, 60]))
         self.assertEqual(report.best_peer(table, "pair", 256)[0], ("a", "twice"))
-        # What is held does not change with a clock.
+        # The memory held does not depend on a clock.
         text = "xlog,pool,small-log,100000,1,ratio\na,always,small-log,100000,3,ratio\n"
         table = report.figures(rounds(text + "a,once,small-log,100000,2,ratio\n", text, text, text))
         self.assertEqual(report.best_peer(table, "small-log", 100000)[0], ("a", "once"))
@@ -280,7 +280,7 @@ class Figures(unittest.TestCase):
         self.assertTrue(report.hopeless(table, "pair", 256, ("a", "without a figure")))
         self.assertTrue(report.hopeless(table, "threads", 4, ("a", "c")))
         self.assertFalse(report.hopeless(table, "threads", 4, ("a", "d")))
-        # Two rounds say more than one.
+        # Two rounds decide what one does not.
         table = report.figures(self.rows([1, 1], b=[100, 100], c=[199, 250], d=[201, 250]))
         self.assertFalse(report.hopeless(table, "pair", 256, ("a", "c")))
         self.assertTrue(report.hopeless(table, "pair", 256, ("a", "d")))

@@ -120,7 +120,7 @@ class Rounds(unittest.TestCase):
             report.read_rows(folder / "raw.csv")
 
     def test_an_attempt_in_which_a_program_failed_does_not_replace_one_with_figures(self):
-        # On ever better clocks, all of them slow: a figure, none, and another figure.
+        # Three slow clocks, each better than the previous: a figure, none, and another figure.
         attempts = [(5.0, 0.5), (None, 0.7), (6.0, 0.6)]
 
         class Told(Session):
@@ -224,7 +224,7 @@ class Clocks(unittest.TestCase):
         return session, [row.value for row in session.rounds[-1]]
 
     def test_a_row_that_met_a_slow_clock_is_measured_again_as_a_whole(self):
-        # The clock falls after the second contender, and is back for the second attempt.
+        # The clock falls after the second contender and recovers for the second attempt.
         session, values = self.session([(100,), (100,), (60,), (100,)], 2)
         self.assertEqual((values, session.again, session.slow), ([3.0, 4.0], 1, 0))
 

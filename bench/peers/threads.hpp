@@ -1,4 +1,4 @@
-// Threads that allocate and free at once, and a task that moves from thread to thread, on any number of streams. docs/benchmarks.md
+// Concurrent threads that allocate and free, and a task that migrates between threads, on any number of streams. docs/benchmarks.md
 // defines them.
 
 #pragma once
@@ -19,12 +19,12 @@ namespace peers {
 constexpr std::size_t workers_visited   = 16;
 constexpr std::size_t steps_on_a_worker = 100;
 
-/// Which threads run on which streams, and what they allocate.
+/// The assignment of threads to streams, and the sizes.
 struct Shape {
-  /// Tasks, each on a thread of its own; 0 for one task that moves on to the next of 16 threads after 100 steps.
+  /// Tasks, each on its own thread; 0 for one task that moves to the next of 16 threads after 100 steps.
   std::size_t tasks;
   std::size_t streams;
-  /// Whether each block of a task is on the next stream. Otherwise all blocks of task number n are on stream n.
+  /// Whether consecutive blocks of a task use consecutive streams. Otherwise all blocks of task number n are on stream n.
   bool streams_in_turn;
   std::size_t max_bytes;
 
@@ -36,7 +36,7 @@ struct Shape {
   /// Threads on one stream.
   static Shape shared(std::size_t threads) { return {threads, 1, false, mib}; }
 
-  /// Parses `shape-STREAMS-THREADS`, for blocks of up to `kib` KiB; `migrating` may stand for the threads.
+  /// Parses `shape-STREAMS-THREADS`, for blocks of up to `kib` KiB; THREADS may be `migrating`.
   static std::optional<Shape> parse(std::string const& workload, std::size_t kib)
   {
     std::string const prefix = "shape-";
@@ -68,7 +68,7 @@ class Task {
   {
   }
 
-  /// Whether there was memory.
+  /// Makes one step; returns false if there was no memory.
   bool step()
   {
     Slot& slot = slots_[random_.below(64)];
@@ -85,7 +85,7 @@ class Task {
     return slot.address != nullptr;
   }
 
-  /// Makes `most` steps, or fewer if `seconds` pass; returns how many.
+  /// Makes `most` steps, or fewer if `seconds` pass; returns their number.
   std::size_t work(std::size_t most, double seconds, std::atomic<bool>& failed)
   {
     Stopwatch own;
@@ -120,7 +120,7 @@ class Task {
   Xorshift random_;
 };
 
-/// Steps of all threads in millions a second. Each task makes a million steps, or as many as it can until the clock stops it.
+/// Measures the steps of all threads in millions per second. Each task makes a million steps, or as many as fit into the row's time.
 template <class Make>
 void threads(Rows const& rows, Shape const& shape, Make const& make)
 {
@@ -139,7 +139,7 @@ void threads(Rows const& rows, Shape const& shape, Make const& make)
   std::atomic<bool> failed{false};
   std::vector<double> ends(count);
   std::optional<Stopwatch> watch;
-  // A peer that throws must neither end the program nor keep the others waiting.
+  // A peer that throws must neither end the program nor block the other threads.
   auto guarded = [&](auto const& part) {
     try {
       part();
@@ -157,7 +157,7 @@ void threads(Rows const& rows, Shape const& shape, Make const& make)
     ends[number] = watch->seconds();
     guarded([&] { task.end(); });
   };
-  // The task that migrates: whose turn it is, and when the first visit began that counts.
+  // The migrating task: whose turn it is, and when the first timed visit began.
   Task<OnePeer> moving{0, shape, *peer, streams};
   std::atomic<std::size_t> turn{0};
   std::atomic<bool> over{false};

@@ -1,4 +1,4 @@
-// PyTorch's caching allocator from C++, without a tensor around it. It is one per process: every row starts with an empty cache.
+// PyTorch's caching allocator from C++, without tensors. It exists once per process: every row starts with an empty cache.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
@@ -25,7 +25,7 @@ class Torch {
     caching::emptyCache();
   }
 
-  // PyTorch hands out 32 streams in turn and keeps them, so that 16 threads have 16 different ones.
+  // PyTorch returns 32 streams round robin and keeps them, so 16 threads have 16 different ones.
   Stream stream() { return c10::cuda::getStreamFromPool(false, 0).stream(); }
 
   void enter_thread() { cudaSetDevice(0); }
@@ -41,7 +41,7 @@ class Torch {
 
   void free(void* block, std::size_t, Stream) { caching::raw_delete(block); }
 
-  // A raw block goes back to the stream it was allocated on, which first waits for the other one.
+  // A raw block returns to the stream of its allocation, which first waits for the other one.
   void free_elsewhere(void* block, std::size_t bytes, Stream allocated, Stream used, peers::Device const& device)
   {
     device.order(used, allocated);

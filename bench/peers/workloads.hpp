@@ -1,17 +1,17 @@
-// The workloads that need nothing but an allocator. docs/benchmarks.md defines them.
+// The workloads that need only an allocator. docs/benchmarks.md defines them.
 //
 // A peer is a class with
 //     using Stream = ...;                             a cheap handle
 //     Stream stream();                                another stream, owned by the peer
 //     void* raw(Stream);                              the driver's name for it
 //     void enter_thread();                            called first by every new thread
-//     void* allocate(std::size_t bytes, Stream);      null when there is no memory
+//     void* allocate(std::size_t bytes, Stream);      null if there is no memory
 //     void free(void*, std::size_t bytes, Stream);    the stream of the allocation
 //     void free_elsewhere(void*, std::size_t bytes, Stream allocated, Stream used, Device const&);
 //     void synchronize();                             the device is idle afterwards
 //     bool holds_what_it_needs();                     false for an allocator that takes all of its memory at the start
-// Every row gets a new one from `make(grows)`, so that no row inherits the holes of another. Where `grows`, it starts with
-// little memory and takes what it needs; otherwise it may start with as much as it likes.
+// Every row gets a new one from `make(grows)`, so that no row inherits another's fragmentation. If `grows`, it starts with little
+// memory and takes what it needs; otherwise it may start with any amount.
 
 #pragma once
 
@@ -27,7 +27,7 @@ void pair(Rows const& rows, Make const& make)
   print(rows, measure_pairs(*peer, peer->stream(), rows.request().parameter, rows.options().seconds));
 }
 
-/// 1 KiB pairs among blocks of `size`: `count` of them, of which every second one is freed where `with_holes`.
+/// Measures 1 KiB pairs among `count` blocks of `size`, every second of which is freed if `with_holes`.
 template <class Make>
 void among(Rows const& rows, std::size_t count, std::size_t size, bool with_holes, Make const& make)
 {
@@ -35,7 +35,7 @@ void among(Rows const& rows, std::size_t count, std::size_t size, bool with_hole
   auto stream = peer->stream();
   std::vector<void*> blocks;
   blocks.reserve(count);
-  // Making the holes is the slow part for a linear free list and is not measured.
+  // Freeing the holes is slow with a linear free list and is not measured.
   std::size_t const all = count + (with_holes ? (count + 1) / 2 : 0);
   Stopwatch watch;
   std::string trouble;

@@ -1,4 +1,4 @@
-//! The published crate `xlog-cuda`, its stream-ordered resource, on the workloads of the comparison (docs/benchmarks.md).
+//! Measures the stream-ordered resource of the published crate `xlog-cuda` on the comparison's workloads (docs/benchmarks.md).
 
 #[path = "../../../../crates/xlog-cuda/benches/peers/generators.rs"]
 mod generators;
