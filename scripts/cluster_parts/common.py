@@ -60,7 +60,7 @@ def prepare(folder, *, has_gpu):
     os.environ["LD_LIBRARY_PATH"] = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
 
 
-# A program that takes device memory: by the driver's calls, or of our own runtime on the simulated device.
+# A program that allocates device memory: by driver calls, or with xlog's runtime on the simulated device.
 MEMORY = '''
 import ctypes
 import os

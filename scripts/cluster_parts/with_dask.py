@@ -64,7 +64,7 @@ def dask_part(folder, kind):
         shown = top([f"127.0.0.1:{port}"])
         check(shown.count(f"{share // MIB} MiB" if share < 1 << 30 else "7.75 GiB") >= 8, f"xlogmem top --cluster: {shown}")
         told = [f"4 workers at 1/4, the greedy one refused at {share // MIB} MiB; 4 rows in the view; xlogmem top --cluster shows them"]
-        # Killed: the nanny starts it again.
+        # After a kill, the nanny restarts the worker.
         before = watch.used()
         os.kill(pid, 9)
         wait_for("the bytes of the killed worker are back", lambda: watch.used() <= before - share + MIB)
@@ -74,7 +74,7 @@ def dask_part(folder, kind):
         client.restart()
         wait_for("nothing is held", lambda: watch.used() == 0)
         check([on(worker, dask_fill, kind.step)[0] for worker in addresses()] == [steps] * 4, "a restarted cluster has other shares")
-        # Scaled down and up: a worker that comes later.
+        # After scaling down and up, a new worker joins.
         cluster.scale(2)
         wait_for("two workers have left", lambda: len(addresses()) == 2 and watch.used() <= 2 * share)
         stayed = addresses()
@@ -83,7 +83,7 @@ def dask_part(folder, kind):
         [late] = [worker for worker in addresses() if worker not in stayed]
         check(on(late, dask_fill, kind.step)[0] == steps, "a worker that came later has another share")
         wait_for("the view follows", lambda: view(3))
-        # Adaptive: workers come with the work and leave without it.
+        # Adaptive scaling: workers start with work and leave when idle.
         cluster.adapt(minimum=1, maximum=4, interval="100ms", wait_count=2)
         wait_for("idle workers have left", lambda: len(addresses()) == 1)
         [stayed] = addresses()
@@ -150,7 +150,7 @@ def rmm_part(folder, kind):
         xlogmem.dask.install(client, share=0.25, rmm_pool=True)
         found = list(client.run(fill, step).values())
         check({name for name, _, _ in found} == {"PoolMemoryResource"}, f"{found}")
-        # The sizes by which RMM's pool grows are rounded up to our size classes, so the last step may not fit.
+        # RMM's pool grows by sizes that are rounded up to xlog's size classes, so the last step may not fit.
         steps = share // step
         check(all(count in (steps - 1, steps) for _, count, _ in found), f"{found}, and a share has {steps} steps")
         check(all("out of budget" in text for _, _, text in found), f"{found}")

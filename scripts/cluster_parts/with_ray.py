@@ -86,13 +86,13 @@ def ray_part(folder, kind):
         without = holder.options(num_cpus=0, name="without").remote()
         check(refused(ray.get(without.take.remote(kind.step))), "an actor without num_gpus got memory")
         ray.kill(without)
-        # Killed while it allocates: its bytes return.
+        # An actor killed while it allocates returns its bytes.
         note = folder / f"churn-{kind.name}"
         greedy.churn.remote(kind.step, str(note))
         wait_for("it allocates", note.exists)
         ray.kill(greedy)
         wait_for("the bytes of the killed actor are back", lambda: watch.used() <= 4 * share + MIB)
-        # Restarted: its share is back.
+        # A restarted actor gets its share again.
         again = holder.options(num_gpus=0.2, max_restarts=1, max_task_retries=2, name="again").remote()
         check(ray.get(again.take.remote(share)) == 0, "the next actor did not get its share")
         first = ray.get(again.pid.remote())
@@ -104,7 +104,7 @@ def ray_part(folder, kind):
         names = [f"holder-{number}" for number in range(4)] + ["again"]
         check(sorted(series) == sorted(names), f"tags {series} in Ray's metrics")
         told.append(f"{len(series)} series in Ray's metrics")
-        # Ray's head lists the pages of its nodes in a file, which names those of an earlier Ray until the dashboard is up.
+        # Ray's head lists its nodes' pages in a file, which names those of an earlier Ray until the dashboard is up.
         wait_for("xlogmem top --cluster shows all actors", lambda: all(name in top([], may_fail=True) for name in names))
         told.append("xlogmem top --cluster shows them")
         for actor in [*actors, again]:
@@ -145,12 +145,12 @@ def reuse_part(folder, kind):
             seen.setdefault(pid, []).append(part)
 
         seen = {}
-        # The third one starts in a worker that holds three times its share.
+        # The third task starts in a worker that holds three times its share.
         for part, keep in [(0.25, False), (0.75, True), (0.25, False), (0.5, False)]:
             run(part, keep)
         [(pid, parts)] = seen.items()
         check(parts == [0.25, 0.75, 0.25, 0.5], f"worker {pid} had {parts}")
-        # It holds cached memory or nothing.
+        # The worker may or may not hold cached memory.
         wait_for("only the last task is in Ray's metrics", lambda: ray_metrics(watch, 1, of=0) == ["share-0.5"])
         return f"one worker had {', '.join(map(str, parts))} of the card in turn, refused at three times its third share; {watch.end()}"
     finally:
@@ -179,7 +179,7 @@ def ray_metrics(watch, processes, of=1):
         return []
     check(set(families) == names | {"ray_xlogmem_device_limit_bytes"}, f"names {set(families)}")
     alive = {str(slot.pid) for slot in watch.slots()}
-    # A series that its worker has withdrawn has a limit of 0.
+    # A withdrawn series has a limit of 0.
     shown = {tuple(sample.labels.items()) for sample in families["ray_xlogmem_device_limit_bytes"] if sample.value > 0}
     found = [sample for sample in families["ray_xlogmem_used_bytes"] if tuple(sample.labels.items()) in shown and sample.value >= of]
     found = [sample for sample in found if sample.labels["process"] in alive]
@@ -285,7 +285,7 @@ def hook_part(folder, kind):
         share = xlogmem.ray.apply_share()
         return before, share, memory.take(size + step), memory.take(size)
 
-    # Ray does not run the hook for the environment of a single task either: the task has nothing until it asks.
+    # Ray does not run the hook for the environment of a single task: it has no quota until it requests one.
     alone = {"runtime_env": ray_env(kind, folder / "hook")}
     for of_job, of_task in (({"runtime_env": env}, {}), ({}, alone)):
         ray.init(num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, **of_job)
