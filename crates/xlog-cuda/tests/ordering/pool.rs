@@ -47,6 +47,28 @@ fn memory_that_went_through_a_second_stream_is_not_handed_to_a_third_under_the_f
 }
 
 #[test]
+fn a_freed_block_that_another_stream_still_uses_is_pending_and_not_live() {
+    for_each_seam(|device| {
+        let rig = rig(device, PoolConfig::default());
+        let [own, reader] = rig.leases();
+        let block = rig.allocate(8 * MIB, &own);
+        let id = BlockId::from_block(&block);
+        let gate = WatchedGate::new(reader.hold().unwrap());
+        rig.pool.prepare_block_use(id, reader.id(), Access::Read).unwrap();
+        rig.pool.finish_block_use(id, reader.id(), Access::Read).unwrap();
+        rig.pool.deallocate(block).unwrap();
+        let snapshot = rig.pool.snapshot();
+        assert_eq!(snapshot.live_bytes, 0);
+        assert!(snapshot.pending_bytes >= 8 * MIB, "{snapshot:?}");
+        assert_eq!(rig.pool.memory_use().unwrap().live, 0);
+        gate.release();
+        rig.pool.reap_pending().unwrap();
+        assert_eq!(rig.pool.snapshot().pending_bytes, 0);
+        rig.empty();
+    });
+}
+
+#[test]
 fn a_free_goes_by_the_record_whatever_the_block_says_of_itself() {
     for_each_seam(|device| {
         let rig = rig(device, PoolConfig::default());

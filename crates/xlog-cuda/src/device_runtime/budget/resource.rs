@@ -375,7 +375,8 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for GlobalDeviceBudget<R> {
 
     fn memory_use(&self) -> Option<MemoryUse> {
         let below = self.inner.memory_use()?;
-        let pending = below.pending.saturating_add(self.pending_bytes());
+        // A pool counts freed blocks that other streams use as pending itself; other resources do not.
+        let pending = below.pending.max(self.pending_bytes());
         Some(MemoryUse::of_physical(below.physical(), below.cached, pending))
     }
 

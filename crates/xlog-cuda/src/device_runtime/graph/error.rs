@@ -64,6 +64,25 @@ pub enum CaptureError {
         /// The captured stream.
         stream: StreamId,
     },
+    /// The call needs a stream that is not being captured.
+    #[error(
+        "{call}: {stream} is being captured; end that capture first, or use a stream that is not captured"
+    )]
+    AlreadyCaptured {
+        /// The call.
+        call: &'static str,
+        /// The captured stream.
+        stream: StreamId,
+    },
+    /// The arena cannot grow, because no stream is left that its memory can belong to.
+    #[error(
+        "the capture's arena cannot grow: all {max} streams are leased and the default stream is being captured; give a stream back, open the runtime with \
+         more streams, or name the size before the capture by CaptureOptions::with_arena"
+    )]
+    NoStreamLeft {
+        /// The maximum of leased streams.
+        max: usize,
+    },
     /// The arena of the capture has too little memory.
     #[error(
         "{requested} bytes do not fit the capture's arena, which holds {held} of at most {limit} bytes; free blocks inside the capture, or raise \

@@ -9,6 +9,7 @@ use xlog_driver::{DriverResult, EventHandle, GraphExecHandle, StreamHandle};
 
 use super::CaptureError;
 use super::arena::Arena;
+use super::scope::check_not_captured;
 use crate::device_runtime::resource::{Access, AllocTag, BlockId, ResourceError, StreamId};
 use crate::device_runtime::runtime::XlogDeviceRuntime;
 use crate::{LaunchRecorder, Result};
@@ -112,7 +113,7 @@ impl Graph {
             return Err(ResourceError::from(CaptureError::NotExecutable).into());
         };
         let queue = runtime.stream_pool().try_resolve(stream)?;
-        queue.raw().check_not_capturing("graph_launch")?;
+        check_not_captured("Graph::launch", stream, queue.raw())?;
         let graphs = runtime.graphs().graphs()?;
         // Otherwise a concurrent launch would not be ordered after this one. CUDA also requires that launches of a graph do not overlap.
         let _launching = self.core.owner.arena.launching.lock();

@@ -221,6 +221,9 @@ impl GraphRegistry {
         // On a stream of its own the chunk is ordered after no running work.
         let lease = self.streams.lease().ok();
         let home = lease.as_ref().map_or(StreamId::DEFAULT, |lease| lease.id());
+        if self.maybe_captured(home).is_some_and(|raw| raw.check_not_capturing("grow").is_err()) {
+            return Err(CaptureError::NoStreamLeft { max: self.streams.max_streams() }.into());
+        }
         let request = AllocRequest::new(size, home, arena.tag).aligned(align.max(MIN_ALIGN));
         let chunk = self.inner.allocate_request(request, None)?;
         let mut state = self.state.lock();

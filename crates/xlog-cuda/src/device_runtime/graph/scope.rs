@@ -15,8 +15,9 @@ use super::CaptureError;
 use super::arena::Arena;
 use super::captured::Ended;
 use super::executable::{ArenaOwner, Followed, Graph, GraphCore};
-use crate::device_runtime::resource::{AllocTag, ResourceError, StreamId};
+use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult, StreamId};
 use crate::device_runtime::runtime::XlogDeviceRuntime;
+use crate::stream::RawStream;
 use crate::{DeviceStream, Result};
 
 /// Options of a capture: its memory and its mode.
@@ -177,6 +178,18 @@ fn checked(
     Ok((runtime.share(), runtime.stream_pool().try_resolve(stream)?))
 }
 
+/// Refuses a stream under capture by a typed error.
+pub(super) fn check_not_captured(
+    call: &'static str,
+    stream: StreamId,
+    raw: &RawStream,
+) -> ResourceResult<()> {
+    raw.check_not_capturing(call).map_err(|error| match error {
+        DriverError::Invalid { .. } => CaptureError::AlreadyCaptured { call, stream }.into(),
+        error => error.into(),
+    })
+}
+
 /// The arena and the streams of an open capture. Unregisters the capture when dropped.
 struct Members {
     owner: Arc<ArenaOwner>,
@@ -313,7 +326,7 @@ impl OpenCapture {
         options: &CaptureOptions,
     ) -> Result<Self> {
         let (runtime, queue) = checked(runtime, stream)?;
-        queue.raw().check_not_capturing("capture")?;
+        check_not_captured("capture", stream, queue.raw())?;
         let members = Members::new(&runtime, &queue, options)?;
         members.take_first_chunk(options)?;
         members.begin(&queue)?;
@@ -430,7 +443,7 @@ impl CaptureScope<'_> {
             return Err(ResourceError::from(CaptureError::OtherCapture { stream, other }).into());
         }
         if theirs.is_none() {
-            forked.raw().check_not_capturing("CaptureScope::fork")?;
+            check_not_captured("CaptureScope::fork", stream, forked.raw())?;
             members.begin(&forked)?;
         }
         members.wait(&forked, &members.stream)
@@ -456,7 +469,7 @@ impl CaptureScope<'_> {
     /// Makes every launch follow the work queued so far on a stream outside. A captured stream itself cannot wait for it.
     pub fn follow(&self, stream: StreamId) -> Result<()> {
         let outside = self.open.members.resolve(stream)?;
-        outside.raw().check_not_capturing("CaptureScope::follow")?;
+        check_not_captured("CaptureScope::follow", stream, outside.raw())?;
         match &mut *self.open.followed.lock() {
             Some(followed) => Ok(followed.add(outside.raw().handle())?),
             None => Ok(()),
@@ -490,7 +503,7 @@ impl JoinedCapture {
     /// Makes every launch follow the work queued so far on a stream outside, as [`CaptureScope::follow`].
     pub fn follow(&mut self, stream: StreamId) -> Result<()> {
         let outside = self.members.resolve(stream)?;
-        outside.raw().check_not_capturing("JoinedCapture::follow")?;
+        check_not_captured("JoinedCapture::follow", stream, outside.raw())?;
         Ok(self.followed.add(outside.raw().handle())?)
     }
 

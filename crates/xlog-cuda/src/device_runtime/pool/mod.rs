@@ -50,7 +50,7 @@ use xlog_driver::sync::Mutex;
 
 use self::arena::Arenas;
 use self::arena::{Arena, NO_SLOT, Suballocation};
-use self::decay::LastLook;
+use self::decay::Demand;
 use self::inherit::{Dependency, Inherited};
 use self::pending::WaitAllowance;
 use self::reserve::Reserve;
@@ -116,7 +116,7 @@ pub struct PoolResource {
     scan_credits: ScanCredits,
     wait_allowance: WaitAllowance,
     deferred_frees: DeferredFrees,
-    last_look: Mutex<LastLook>,
+    demand: Mutex<Demand>,
     /// Called when the pool has taken memory from the device.
     on_growth: OnceLock<GrowthHook>,
     /// Set under a memory checker.
@@ -182,7 +182,7 @@ impl PoolResource {
             scan_credits: ScanCredits::new(),
             wait_allowance: WaitAllowance::new(),
             deferred_frees: DeferredFrees::default(),
-            last_look: Mutex::new(LastLook::new()),
+            demand: Mutex::new(Demand::new()),
             on_growth: OnceLock::new(),
             sanitizer,
             config,

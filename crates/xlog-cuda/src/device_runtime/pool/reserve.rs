@@ -169,6 +169,11 @@ impl Reserve {
         self.segments.grow(bytes, stream)
     }
 
+    /// Returns the minimum of the bytes on the shared free list since the last call.
+    pub(super) fn take_low_water(&self) -> u64 {
+        self.shared_free.lock().take_low_water()
+    }
+
     /// Reads the shared free list under its lock.
     pub(super) fn read_shared_free<R>(&self, read: impl FnOnce(&Tlsf) -> R) -> R {
         read(&self.shared_free.lock())

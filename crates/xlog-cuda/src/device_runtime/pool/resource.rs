@@ -250,7 +250,7 @@ impl DeviceMemoryResource for PoolResource {
 
     fn memory_use(&self) -> Option<MemoryUse> {
         let snapshot = self.snapshot();
-        let (cached, pending) = (snapshot.cached_bytes(), snapshot.pending_bytes());
+        let (cached, pending) = (snapshot.cached_bytes(), snapshot.pending_bytes);
         Some(MemoryUse::of_physical(snapshot.reserved_bytes, cached, pending))
     }
 

@@ -32,14 +32,14 @@ pub struct PoolSnapshot {
     pub segments: usize,
     /// Bytes of all segments.
     pub reserved_bytes: usize,
-    /// Bytes of live blocks, and of returned ones that other streams still use.
+    /// Bytes of live blocks, and of freed ones with an open use.
     pub live_bytes: usize,
     /// Bytes in magazines and coalesce queues.
     pub magazine_bytes: usize,
     /// Free bytes on which nothing is pending.
     pub idle_bytes: usize,
-    /// Free bytes on which work of their stream may be pending.
-    pub waiting_bytes: usize,
+    /// Free bytes on which work may be pending: of their stream, or of other streams that used a freed block.
+    pub pending_bytes: usize,
     /// The largest free range, without magazines.
     pub largest_free: usize,
     /// The number of free ranges, without magazines.
@@ -51,17 +51,12 @@ pub struct PoolSnapshot {
 impl PoolSnapshot {
     /// Free bytes, without magazines.
     pub fn free_bytes(&self) -> usize {
-        self.idle_bytes + self.waiting_bytes
+        self.idle_bytes + self.pending_bytes
     }
 
     /// Free bytes on which nothing is pending, with magazines.
     pub fn cached_bytes(&self) -> usize {
         self.idle_bytes + self.magazine_bytes
-    }
-
-    /// Free bytes on which work of their stream may be pending. A budget also counts freed blocks that other streams use.
-    pub fn pending_bytes(&self) -> usize {
-        self.waiting_bytes
     }
 
     /// The fraction of the free memory outside the largest range; 0 if all of it is one range.
@@ -105,7 +100,7 @@ impl PoolResource {
                 for range in arena.tlsf.ranges() {
                     let idle = range.stamp == 0 || stream.clock().is_complete(range.stamp);
                     let bytes =
-                        if idle { &mut snapshot.idle_bytes } else { &mut snapshot.waiting_bytes };
+                        if idle { &mut snapshot.idle_bytes } else { &mut snapshot.pending_bytes };
                     *bytes += range.bytes as usize;
                 }
             });
@@ -115,6 +110,9 @@ impl PoolResource {
             snapshot.free_ranges += shared_free.free_ranges();
             snapshot.largest_free = snapshot.largest_free.max(shared_free.largest_free() as usize);
         });
+        let deferred = self.deferred_frees.bytes(&self.tracker.table) as usize;
+        snapshot.live_bytes = snapshot.live_bytes.saturating_sub(deferred);
+        snapshot.pending_bytes += deferred;
         let served = |source: ServedBy| counts.sources.0[source as usize];
         snapshot.paths = PoolPaths {
             magazine: served(ServedBy::Magazine),

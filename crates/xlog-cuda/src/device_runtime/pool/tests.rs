@@ -104,6 +104,40 @@ fn memory_that_no_request_needed_for_the_decay_goes_back_and_not_before() {
 }
 
 #[test]
+fn a_little_work_does_not_keep_the_memory_of_a_peak() {
+    for device in devices() {
+        let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+        decaying.complete_pair(1024 * MIB);
+        assert_eq!(decaying.returned(Duration::ZERO), 0);
+        let mut returned = 0;
+        for check in 1..=12 {
+            // Outside the magazines, between all checks.
+            decaying.complete_pair(8 * MIB);
+            returned += decaying.returned(DECAY / 4);
+            assert!(check >= 4 || returned == 0, "the peak was less than a decay ago");
+        }
+        assert!(returned >= 900 * MIB, "{returned}");
+        assert!(decaying.reserved() >= 8 * MIB, "the pair still needs this");
+        let kept = decaying.reserved();
+        decaying.complete_pair(8 * MIB);
+        assert_eq!(decaying.reserved(), kept);
+    }
+}
+
+#[test]
+fn a_peak_within_every_decay_keeps_its_memory() {
+    let [_, device] = devices();
+    let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    for _ in 0..6 {
+        decaying.complete_pair(256 * MIB);
+        for _ in 0..3 {
+            decaying.complete_pair(8 * MIB);
+            assert_eq!(decaying.returned(DECAY / 4), 0);
+        }
+    }
+}
+
+#[test]
 fn a_magazine_that_serves_stays_while_idle_ranges_go_back() {
     let [_, device] = devices();
     let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::Arc;
+
 use super::support::{BYTES, assert_empty, copy, fill, manager, runtimes};
 use xlog_cuda::device_runtime::{
-    Access, AllocTag, BlockId, CaptureError, CaptureOptions, ResourceError,
+    Access, AllocTag, BlockId, CaptureError, CaptureOptions, LedgerSetting, ResourceError,
+    RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
 use xlog_cuda::{LaunchRecorder, Result, XlogError};
 use xlog_testing::for_each_device;
@@ -197,12 +200,40 @@ fn an_arena_has_one_capture_at_a_time_and_a_captured_stream_is_not_captured_agai
             .capture_with(stream.id(), &options, |scope| {
                 let busy = runtime.capture_with(second.id(), &options, |_| Ok(()));
                 assert_eq!(refused(busy), CaptureError::ArenaBusy);
-                assert!(runtime.capture(scope.id(), |_| Ok(())).is_err());
-                assert!(graph.launch(scope.id()).is_err(), "a launch is not captured");
+                let is_captured = |error| matches!(error, CaptureError::AlreadyCaptured { .. });
+                assert!(is_captured(refused(runtime.capture(scope.id(), |_| Ok(())))));
+                assert!(is_captured(refused(graph.launch(scope.id()))), "a launch is not captured");
+                assert!(is_captured(refused(scope.follow(scope.id()))));
                 Ok(())
             })
             .unwrap();
         drop((graph, second_graph, options));
+        assert_empty(&runtime);
+    });
+}
+
+#[test]
+fn an_arena_without_a_stream_for_its_memory_says_so() {
+    for_each_device(|device| {
+        let config = RuntimeConfig::default().with_ledger(LedgerSetting::Off).with_max_streams(1);
+        let runtime =
+            XlogDeviceRuntime::with_config(device.clone(), &config).map(Arc::new).unwrap();
+        let memory = manager(&runtime);
+        let lease = runtime.stream_pool().lease().unwrap();
+        let graph = runtime
+            .capture(StreamId::DEFAULT, |scope| {
+                let inside = memory.on_stream(scope.id());
+                let error = refused(inside.alloc::<u8>(BYTES));
+                assert_eq!(error, CaptureError::NoStreamLeft { max: 1 });
+                assert!(error.to_string().contains("with_arena"), "{error}");
+                Ok(())
+            })
+            .unwrap();
+        let options = CaptureOptions::default().with_arena(BYTES);
+        let sized = runtime.capture_with(StreamId::DEFAULT, &options, |scope| {
+            memory.on_stream(scope.id()).alloc::<u8>(BYTES).map(drop)
+        });
+        drop((graph, sized.unwrap(), lease));
         assert_empty(&runtime);
     });
 }

@@ -75,6 +75,8 @@ pub(crate) struct Tlsf {
     boundaries: SpanBoundaries,
     bytes: u64,
     free_bytes: u64,
+    /// The minimum of `free_bytes` after an allocation, since [`Tlsf::take_low_water`].
+    low_water: u64,
 }
 
 impl Tlsf {
@@ -86,7 +88,7 @@ impl Tlsf {
         let request = FitRequest::new(bytes, align)?;
         if request.align > UNIT {
             let (id, head) = self.find_aligned(request)?;
-            return self.split_block_at(id, head, request.bytes);
+            return self.allocate_at(id, head, request.bytes);
         }
         self.allocate_up_to(request.bytes, u32::MAX)
     }
@@ -128,6 +130,7 @@ impl Tlsf {
         }
         let taken = split_block(&mut slots, vacant, &mut self.classes, id, class, bytes)?;
         self.free_bytes -= bytes;
+        self.low_water = self.low_water.min(self.free_bytes);
         Some(taken)
     }
 
@@ -146,7 +149,13 @@ impl Tlsf {
         let (id, head) = self.find_if(request, usable)?;
         let has = self.nodes.at(id).bytes.checked_sub(head)?;
         let whole = if has <= maximum { has } else { maximum / UNIT * UNIT };
-        self.split_block_at(id, head, whole.max(request.bytes))
+        self.allocate_at(id, head, whole.max(request.bytes))
+    }
+
+    fn allocate_at(&mut self, id: Id, head: u64, bytes: u64) -> Option<TlsfAllocation> {
+        let taken = self.split_block_at(id, head, bytes)?;
+        self.low_water = self.low_water.min(self.free_bytes);
+        Some(taken)
     }
 
     /// Frees an allocated range with the stamp of the last work on it, and returns its size. Returns 0 and changes
@@ -217,6 +226,11 @@ impl Tlsf {
 
     pub(crate) fn free_bytes(&self) -> u64 {
         self.free_bytes
+    }
+
+    /// Returns the minimum of the free bytes since the last call. Bulk removals do not lower it.
+    pub(crate) fn take_low_water(&mut self) -> u64 {
+        std::mem::replace(&mut self.low_water, self.free_bytes).min(self.free_bytes)
     }
 
     /// False if no free range holds `bytes`; true if one may.
