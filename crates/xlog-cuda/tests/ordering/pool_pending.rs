@@ -95,6 +95,38 @@ fn a_large_request_does_not_wait_for_ever() {
     });
 }
 
+#[test]
+fn memory_of_a_stream_that_is_never_idle_serves_others_once_its_work_has_completed() {
+    for_each_seam(|device| {
+        for size in [6 * MIB, BLOCK] {
+            let rig = rig(device, PoolConfig::default());
+            let [busy, other] = rig.leases();
+            let witness = rig.allocate(MIB, &busy);
+            let freed = rig.allocate(size, &busy);
+            let gate = WatchedGate::new(busy.hold().unwrap());
+            fill(&busy, freed.ptr, 1, size);
+            rig.pool.deallocate(freed).unwrap();
+            let first = rig.allocate(size, &other);
+            let before = rig.pool.snapshot().reserved_bytes;
+            gate.release();
+            // Whatever was queued on the stream before has completed.
+            fill(&busy, witness.ptr, 2, MIB);
+            assert_all(&read(&busy, witness.ptr, MIB).unwrap(), 2);
+            let gate = WatchedGate::new(busy.hold().unwrap());
+            fill(&busy, witness.ptr, 3, MIB);
+            let second = rig.allocate(size, &other);
+            let after = rig.pool.snapshot();
+            assert_eq!(after.reserved_bytes, before, "{size} bytes: {after:?}");
+            gate.release();
+            for block in [witness, first, second] {
+                rig.pool.deallocate(block).unwrap();
+            }
+            rig.empty();
+        }
+        assert!(device.races().is_empty());
+    });
+}
+
 /// Frees pieces with work queued on them, between blocks that stay, and asks for far more. Returns by how much the pool grew.
 fn growth_over_pieces(seed: u64, piece: usize, asked: usize) -> usize {
     let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());

@@ -29,7 +29,7 @@ pub(super) struct Demand {
     counted: Counted,
     /// The last check at which a request had needed memory outside the magazines.
     uncached_at: Instant,
-    /// One for each check: the oldest one is at least a decay time old, once there are such.
+    /// One for each check, or for several close ones. The oldest one is at least a decay time old, once there is such a one.
     low_waters: VecDeque<LowWater>,
 }
 
@@ -40,7 +40,7 @@ struct Counted {
     uncached: u64,
 }
 
-/// The bytes that were free all the time between the check before and this one.
+/// The bytes that were free all the time between the entry before and this one.
 #[derive(Clone, Copy, Debug)]
 struct LowWater {
     at: Instant,
@@ -58,11 +58,11 @@ impl Demand {
 
     /// Adds the low water of a check, and returns that of the last `idle`; 0 before `idle` has passed.
     fn low_water(&mut self, new: LowWater, idle: Duration) -> u64 {
-        // Checks may also come from reaps, as often as the caller likes.
-        let between = idle / (2 * CHECKS_PER_DECAY);
-        match self.low_waters.back_mut() {
-            Some(last) if new.at.saturating_duration_since(last.at) < between => {
-                last.bytes = last.bytes.min(new.bytes);
+        // Checks may also come from reaps, as often as the caller likes. The last entry therefore covers at least this time.
+        let minimum = idle / (2 * CHECKS_PER_DECAY);
+        match self.low_waters.make_contiguous() {
+            [.., before, last] if last.at.saturating_duration_since(before.at) < minimum => {
+                *last = LowWater { at: new.at, bytes: last.bytes.min(new.bytes) };
             }
             _ => self.low_waters.push_back(new),
         }

@@ -265,7 +265,7 @@ impl SlowPath<'_> {
             let Some(stream) = stream else { return false };
             if !is_idle(&part.range, stream) && polled != part.slot {
                 polled = part.slot;
-                stream.poll_freed();
+                stream.poll_or_mark_freed();
             }
             part.slot == Some(own) || is_idle(&part.range, stream)
         });

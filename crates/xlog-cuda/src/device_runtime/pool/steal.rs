@@ -90,7 +90,7 @@ impl SlowPath<'_> {
     ) -> Option<(Range, ServedBy)> {
         let pool = self.pool;
         if pool.config.reuse.opportunistic {
-            stream.poll_freed();
+            stream.poll_or_mark_freed();
         }
         let mut slots = Vec::new();
         let found = other.try_with(|arena| {

@@ -53,7 +53,7 @@ impl PoolResource {
     fn poll_streams(&self) {
         let mut by_event: Vec<&RawStream> = Vec::new();
         for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
-            if !stream.poll_freed() {
+            if !stream.poll_or_mark_freed() {
                 stream.poll_events();
                 if stream.handle_escaped() {
                     by_event.push(stream);
@@ -63,7 +63,7 @@ impl PoolResource {
         for _ in 0..EVENT_POLLS {
             by_event.retain(|stream| {
                 stream.poll_events();
-                stream.clock().has_recorded()
+                stream.clock().pending_events() > 0
             });
             if by_event.is_empty() {
                 return;

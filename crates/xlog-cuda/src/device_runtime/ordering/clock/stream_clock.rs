@@ -283,11 +283,13 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.unpin();
     }
 
-    /// Whether there is a recorded event that is not known to be complete.
-    pub(crate) fn has_recorded(&self) -> bool {
+    /// Returns the number of recorded events that are not known to be complete.
+    pub(crate) fn pending_events(&self) -> usize {
         let completed = self.completed();
-        // Entries of completed events may remain.
-        self.inner.with(|inner| inner.recorded.last().is_some_and(|entry| entry.covers > completed))
+        self.inner.with(|inner| {
+            let entries = inner.recorded.as_slice();
+            entries.len() - entries.partition_point(|entry| entry.covers <= completed)
+        })
     }
 
     /// Returns the earliest recorded event that covers `stamp`, pinned.
