@@ -109,8 +109,7 @@ impl RawStream {
     /// Whether all work queued so far, and so every stamp up to now, has completed. Never waits.
     pub(crate) fn poll_tail(&self) -> bool {
         if self.handle_escaped() {
-            // One at a time, since recording has risks there.
-            return self.poll_marked_tail(1);
+            return self.poll_marked_tail();
         }
         let Ok(_entered) = self.enter("stream_query") else { return false };
         // A query, not `stream_is_idle`: other streams rely on the result.
@@ -130,7 +129,7 @@ impl RawStream {
     /// [`RawStream::poll_freed`] that records an event on a busy stream, so that a later poll finds what has completed although
     /// the stream is never idle. At most [`MAX_MARKS`] such events are pending.
     pub(crate) fn poll_or_mark_freed(&self) -> bool {
-        self.poll_freed() || !self.handle_escaped() && self.poll_marked_tail(MAX_MARKS)
+        self.poll_freed() || !self.handle_escaped() && self.poll_marked_tail()
     }
 
     /// Returns a stamp, covered by an event, of all memory freed here. For calls that need not name this stream.
@@ -150,10 +149,12 @@ impl RawStream {
         })
     }
 
-    /// [`RawStream::poll_tail`] by events. Records one unless `maximum` are pending; usually a later poll finds it complete.
+    /// [`RawStream::poll_tail`] by events. Records one unless enough are pending; usually a later poll finds it complete.
     #[cold]
-    fn poll_marked_tail(&self, maximum: usize) -> bool {
+    fn poll_marked_tail(&self) -> bool {
         self.poll_events();
+        // One at a time after the handle has escaped, since recording has risks there.
+        let maximum = if self.handle_escaped() { 1 } else { MAX_MARKS };
         if self.clock.pending_events() >= maximum {
             return false;
         }

@@ -139,10 +139,10 @@ impl RawStream {
         self.clock.header().handle_escaped()
     }
 
-    /// Marks that other code may capture this stream. The caller has entered no call on it.
+    /// Marks that other code may capture this stream, before its handle is handed out. The caller has entered no call on it.
     pub(crate) fn mark_handle_escaped(&self) {
         let header = self.clock.header();
-        if header.handle_is_known() {
+        if header.escape_is_settled() {
             return;
         }
         // Earlier frees did not note their stamp, nor do frees that do not see the mark yet.
@@ -153,6 +153,7 @@ impl RawStream {
         self.arm_free_events();
         // A query in progress would invalidate the first capture of other code.
         self.wait_for_calls();
+        header.settle_escape();
     }
 
     fn wait_for_calls(&self) {

@@ -59,11 +59,17 @@ fn a_freed_block_that_another_stream_still_uses_is_pending_and_not_live() {
         rig.pool.deallocate(block).unwrap();
         let snapshot = rig.pool.snapshot();
         assert_eq!(snapshot.live_bytes, 0);
-        assert!(snapshot.pending_bytes >= 8 * MIB, "{snapshot:?}");
-        assert_eq!(rig.pool.memory_use().unwrap().live, 0);
+        assert!(snapshot.deferred_bytes >= 8 * MIB, "{snapshot:?}");
+        assert_eq!(
+            (snapshot.free_bytes(), snapshot.fragmentation()),
+            (0, 0.0),
+            "no request can have it"
+        );
+        let held = rig.pool.memory_use().unwrap();
+        assert_eq!((held.live, held.pending), (0, snapshot.deferred_bytes));
         gate.release();
         rig.pool.reap_pending().unwrap();
-        assert_eq!(rig.pool.snapshot().pending_bytes, 0);
+        assert_eq!(rig.pool.snapshot().deferred_bytes, 0);
         rig.empty();
     });
 }

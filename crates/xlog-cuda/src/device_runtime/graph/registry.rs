@@ -20,7 +20,7 @@ use crate::device_runtime::resource::{
 use crate::device_runtime::runtime::report_failed_free;
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::memory::FailedFree;
-use crate::stream::RawStream;
+use crate::stream::{RawStream, is_capture_refusal};
 
 /// The reasons for which a call of the runtime does not go directly to its resource.
 #[derive(Debug)]
@@ -221,8 +221,15 @@ impl GraphRegistry {
         // On a stream of its own the chunk is ordered after no running work.
         let lease = self.streams.lease().ok();
         let home = lease.as_ref().map_or(StreamId::DEFAULT, |lease| lease.id());
-        if self.maybe_captured(home).is_some_and(|raw| raw.check_not_capturing("grow").is_err()) {
-            return Err(CaptureError::NoStreamLeft { max: self.streams.max_streams() }.into());
+        if let Some(raw) = self.maybe_captured(home)
+            && let Err(error) = raw.check_not_capturing("grow")
+        {
+            return Err(match lease {
+                None if is_capture_refusal(&error) => {
+                    CaptureError::NoStreamLeft { max: self.streams.max_streams() }.into()
+                }
+                _ => error.into(),
+            });
         }
         let request = AllocRequest::new(size, home, arena.tag).aligned(align.max(MIN_ALIGN));
         let chunk = self.inner.allocate_request(request, None)?;

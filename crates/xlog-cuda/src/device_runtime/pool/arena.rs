@@ -481,13 +481,19 @@ impl Arenas {
         idle
     }
 
+    /// Visits all arenas in use at one instant. It waits for those that other threads are inside of.
+    pub(super) fn visit(&self, mut body: impl FnMut(&mut Arena)) {
+        let arenas: Vec<&Lock<Arena>> = self.iter().map(|(_, arena)| arena).collect();
+        Lock::with_all(&arenas, |arenas| arenas.iter_mut().for_each(|arena| body(arena)));
+    }
+
     /// The counters of all arenas and the bytes handed out, at one instant.
     pub(super) fn counts(&self) -> (ArenaCounts, u64) {
-        let arenas: Vec<&Lock<Arena>> = self.iter().map(|(_, arena)| arena).collect();
-        Lock::with_all(&arenas, |arenas| {
-            let mut sum = ArenaCounts::default();
-            arenas.iter().for_each(|arena| sum.add(&arena.counts));
-            (sum, arenas.iter().map(|arena| arena.outstanding()).sum())
-        })
+        let (mut sum, mut outstanding) = (ArenaCounts::default(), 0);
+        self.visit(|arena| {
+            sum.add(&arena.counts);
+            outstanding += arena.outstanding();
+        });
+        (sum, outstanding)
     }
 }

@@ -1,7 +1,7 @@
 //! Decay: returns memory to the device that no request has needed for a while.
 //!
 //! A check compares the requests so far with those at the last check, and takes the low water of the free memory: what was free
-//! all the time in between. The fast path does no work for this.
+//! all the time in between. For this, each allocation keeps a minimum.
 //!
 //! | requests within `idle_decay` | what is returned, down to `release_threshold` |
 //! |---|---|
@@ -15,6 +15,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::PoolResource;
+use super::arena::ArenaCounts;
+use super::trim::Trim;
 use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 
@@ -23,13 +25,16 @@ const CHECKS_PER_DECAY: u32 = 4;
 /// A smaller low water is kept: it is mostly fragments, and the next peak would take as much again.
 const MIN_UNUSED: u64 = 8;
 
-/// What requests needed of the free memory.
+/// Demand of requests for free memory.
 #[derive(Debug)]
 pub(super) struct Demand {
     counted: Counted,
+    checked_at: Instant,
+    /// The last check at which requests had been served.
+    requested_at: Instant,
     /// The last check at which a request had needed memory outside the magazines.
     uncached_at: Instant,
-    /// One for each check, or for several close ones. The oldest one is at least a decay time old, once there is such a one.
+    /// One for each check. The oldest one is at least a decay time old, once there is such a one.
     low_waters: VecDeque<LowWater>,
 }
 
@@ -40,7 +45,7 @@ struct Counted {
     uncached: u64,
 }
 
-/// The bytes that were free all the time between the entry before and this one.
+/// The bytes that were free all the time between the check before and this one.
 #[derive(Clone, Copy, Debug)]
 struct LowWater {
     at: Instant,
@@ -49,23 +54,35 @@ struct LowWater {
 
 impl Demand {
     pub(super) fn new() -> Self {
+        let now = Instant::now();
         Self {
             counted: Counted::default(),
-            uncached_at: Instant::now(),
+            checked_at: now,
+            requested_at: now,
+            uncached_at: now,
             low_waters: VecDeque::new(),
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn checks(&self) -> usize {
+        self.low_waters.len()
+    }
+
+    /// Notes the requests counted so far.
+    fn note(&mut self, counted: Counted, now: Instant) {
+        if self.counted.all != counted.all {
+            self.requested_at = now;
+        }
+        if self.counted.uncached != counted.uncached {
+            self.uncached_at = now;
+        }
+        self.counted = counted;
+    }
+
     /// Adds the low water of a check, and returns that of the last `idle`; 0 before `idle` has passed.
     fn low_water(&mut self, new: LowWater, idle: Duration) -> u64 {
-        // Checks may also come from reaps, as often as the caller likes. The last entry therefore covers at least this time.
-        let minimum = idle / (2 * CHECKS_PER_DECAY);
-        match self.low_waters.make_contiguous() {
-            [.., before, last] if last.at.saturating_duration_since(before.at) < minimum => {
-                *last = LowWater { at: new.at, bytes: last.bytes.min(new.bytes) };
-            }
-            _ => self.low_waters.push_back(new),
-        }
+        self.low_waters.push_back(new);
         let is_old = |low: &LowWater| new.at.saturating_duration_since(low.at) >= idle;
         while self.low_waters.get(1).is_some_and(is_old) {
             self.low_waters.pop_front();
@@ -88,40 +105,51 @@ impl PoolResource {
         self.decay_time().map(|idle| (idle / CHECKS_PER_DECAY).max(Duration::from_millis(1)))
     }
 
+    /// [`Self::return_idle_at`], unless the last check was less than an interval before. For callers that come as often as they like.
+    pub(super) fn return_idle_if_due(&self, now: Instant) -> ResourceResult<usize> {
+        let Some(idle) = self.decay_time() else { return Ok(0) };
+        let since = now.saturating_duration_since(self.demand.lock().checked_at);
+        if since < idle / CHECKS_PER_DECAY { Ok(0) } else { self.return_idle_at(now) }
+    }
+
     /// Returns memory that has been idle for `idle_decay` at `now` to the device. Returns the number of bytes.
     pub(super) fn return_idle_at(&self, now: Instant) -> ResourceResult<usize> {
         let Some(idle) = self.decay_time() else { return Ok(0) };
-        let (keep, held) = (self.config.release_threshold, self.reserve.segments.reserved());
+        let keep = self.config.release_threshold;
+        let mut demand = self.demand.lock();
+        demand.checked_at = now;
+        let held = self.reserve.segments.reserved();
         if held <= keep as u64 {
             return Ok(0);
         }
-        let sources = self.arenas.counts().0.sources.0;
-        let all = sources.iter().sum();
-        let counted = Counted { all, uncached: all - sources[ServedBy::Magazine as usize] };
-        let low_water = LowWater { at: now, bytes: self.take_low_water() };
-        let mut demand = self.demand.lock();
-        let is_quiet = demand.counted.all == counted.all;
-        if demand.counted.uncached != counted.uncached {
-            demand.uncached_at = now;
-        }
-        demand.counted = counted;
-        let is_idle = now.saturating_duration_since(demand.uncached_at) >= idle;
-        let unused = demand.low_water(low_water, idle);
-        drop(demand);
-        if is_idle {
+        let (counted, low_water) = self.read_demand();
+        demand.note(counted, now);
+        let unused = demand.low_water(LowWater { at: now, bytes: low_water }, idle);
+        let is_old = |at: Instant| now.saturating_duration_since(at) >= idle;
+        let trim = if is_old(demand.uncached_at) {
             // A pool that served requests keeps its magazines.
-            return self.trim_idle(keep, is_quiet || idle.is_zero());
-        }
-        if unused < held / MIN_UNUSED {
+            Trim { keep, flushes: is_old(demand.requested_at), unused: None }
+        } else if unused >= held / MIN_UNUSED {
+            Trim { keep, flushes: false, unused: Some(unused) }
+        } else {
             return Ok(0);
-        }
-        self.trim_idle(keep.max((held - unused) as usize), false)
+        };
+        // The next low water begins after the trim.
+        demand.low_waters.clear();
+        drop(demand);
+        self.trim_by(trim)
     }
 
-    /// Returns the bytes that were free all the time since the last call, without magazines.
-    fn take_low_water(&self) -> u64 {
-        let mut bytes = self.reserve.take_low_water();
-        self.arenas.scan(|_, arena| bytes += arena.tlsf.take_low_water());
-        bytes
+    /// Returns the requests so far, and the bytes that were free all the time since the last call, without magazines.
+    fn read_demand(&self) -> (Counted, u64) {
+        let mut counts = ArenaCounts::default();
+        let mut low_water = self.reserve.take_low_water();
+        self.arenas.visit(|arena| {
+            counts.add(&arena.counts);
+            low_water += arena.tlsf.take_low_water();
+        });
+        let sources = counts.sources.0;
+        let all = sources.iter().sum();
+        (Counted { all, uncached: all - sources[ServedBy::Magazine as usize] }, low_water)
     }
 }

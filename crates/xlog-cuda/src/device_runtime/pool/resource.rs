@@ -174,7 +174,7 @@ impl DeviceMemoryResource for PoolResource {
         let completed = self.free_completed_late().and(self.release_completed(usize::MAX));
         outcome = outcome.and(completed);
         drop(reaper);
-        let returned = self.return_idle_at(Instant::now());
+        let returned = self.return_idle_if_due(Instant::now());
         outcome.and(returned.map(|_| ()))
     }
 
@@ -250,8 +250,8 @@ impl DeviceMemoryResource for PoolResource {
 
     fn memory_use(&self) -> Option<MemoryUse> {
         let snapshot = self.snapshot();
-        let (cached, pending) = (snapshot.cached_bytes(), snapshot.pending_bytes);
-        Some(MemoryUse::of_physical(snapshot.reserved_bytes, cached, pending))
+        let pending = snapshot.pending_bytes + snapshot.deferred_bytes;
+        Some(MemoryUse::of_physical(snapshot.reserved_bytes, snapshot.cached_bytes(), pending))
     }
 
     fn watch_segments(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {

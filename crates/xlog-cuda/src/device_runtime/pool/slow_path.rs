@@ -287,7 +287,9 @@ impl SlowPath<'_> {
             requested: self.size as usize,
             detail: format!(
                 "{detail}; the pool holds {} bytes, {} of them handed out, and its largest free range has {}: {cause}",
-                snapshot.reserved_bytes, snapshot.live_bytes, snapshot.largest_free
+                snapshot.reserved_bytes,
+                snapshot.live_bytes + snapshot.deferred_bytes,
+                snapshot.largest_free
             ),
         }
     }

@@ -32,14 +32,16 @@ pub struct PoolSnapshot {
     pub segments: usize,
     /// Bytes of all segments.
     pub reserved_bytes: usize,
-    /// Bytes of live blocks, and of freed ones with an open use.
+    /// Bytes of live blocks, and of freed ones with an open use or a failed free.
     pub live_bytes: usize,
     /// Bytes in magazines and coalesce queues.
     pub magazine_bytes: usize,
     /// Free bytes on which nothing is pending.
     pub idle_bytes: usize,
-    /// Free bytes on which work may be pending: of their stream, or of other streams that used a freed block.
+    /// Free bytes on which work of their stream may be pending.
     pub pending_bytes: usize,
+    /// Bytes of freed blocks that other streams still use.
+    pub deferred_bytes: usize,
     /// The largest free range, without magazines.
     pub largest_free: usize,
     /// The number of free ranges, without magazines.
@@ -80,7 +82,7 @@ impl ArenaCounts {
 }
 
 impl PoolResource {
-    /// Takes a snapshot; locks one arena at a time.
+    /// Takes a snapshot; locks one arena at a time, and the deferred frees after them.
     pub fn snapshot(&self) -> PoolSnapshot {
         let mut snapshot = PoolSnapshot {
             segment_kind: self.reserve.segments.kind(),
@@ -112,7 +114,7 @@ impl PoolResource {
         });
         let deferred = self.deferred_frees.bytes(&self.tracker.table) as usize;
         snapshot.live_bytes = snapshot.live_bytes.saturating_sub(deferred);
-        snapshot.pending_bytes += deferred;
+        snapshot.deferred_bytes = deferred;
         let served = |source: ServedBy| counts.sources.0[source as usize];
         snapshot.paths = PoolPaths {
             magazine: served(ServedBy::Magazine),

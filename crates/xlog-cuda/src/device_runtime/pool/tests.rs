@@ -138,6 +138,43 @@ fn a_peak_within_every_decay_keeps_its_memory() {
 }
 
 #[test]
+fn fragments_do_not_count_as_unused_memory_of_whole_handles() {
+    let [_, device] = devices();
+    let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    let (pool, stream) = (&decaying.pool, decaying.stream.id());
+    let tag = AllocTag("fragments");
+    let pairs: Vec<_> = (0..200)
+        .map(|_| [3 * MIB / 2, MIB / 2].map(|bytes| pool.allocate(bytes, stream, tag).unwrap()))
+        .collect();
+    let live: Vec<_> = pairs
+        .into_iter()
+        .map(|[large, small]| {
+            pool.deallocate(large).unwrap();
+            small
+        })
+        .collect();
+    for check in 0..12 {
+        // It is free at each check, and needed between all of them.
+        decaying.complete_pair(128 * MIB);
+        assert_eq!(decaying.returned(DECAY / 4), 0, "check {check}");
+    }
+    for block in live {
+        decaying.pool.deallocate(block).unwrap();
+    }
+}
+
+#[test]
+fn frequent_reaps_check_no_more_often_than_the_decay_does() {
+    let [_, device] = devices();
+    let decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    decaying.complete_pair(64 * MIB);
+    for _ in 0..100 {
+        decaying.pool.reap_completed().unwrap();
+    }
+    assert_eq!(decaying.pool.demand.lock().checks(), 0);
+}
+
+#[test]
 fn a_magazine_that_serves_stays_while_idle_ranges_go_back() {
     let [_, device] = devices();
     let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
@@ -151,9 +188,10 @@ fn a_magazine_that_serves_stays_while_idle_ranges_go_back() {
     assert!(decaying.returned(DECAY) >= 60 * MIB, "only the magazine served");
     decaying.complete_pair(1000);
     assert_eq!(decaying.pool.snapshot().paths.magazine, from_magazine + 1, "it still does");
-    // Without any request the magazine is returned too.
+    // Without any request for as long the magazine is returned too.
     assert_eq!(decaying.returned(Duration::ZERO), 0);
-    assert!(decaying.returned(Duration::ZERO) > 0);
+    assert_eq!(decaying.returned(DECAY - Duration::from_nanos(1)), 0);
+    assert!(decaying.returned(Duration::from_nanos(1)) > 0);
     assert_eq!(decaying.reserved(), 0);
 }
 

@@ -13,31 +13,42 @@ use crate::stream::RawStream;
 /// Polls of a stream of which only events may be queried. An event on an idle stream completes within a few polls.
 const EVENT_POLLS: u32 = 32;
 
+/// What a trim returns.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trim {
+    /// The bytes that the pool keeps.
+    pub(super) keep: usize,
+    /// Whether the magazines are flushed first.
+    pub(super) flushes: bool,
+    /// If set, only as much goes back as these bytes of the free memory allow; the rest is needed.
+    pub(super) unused: Option<u64>,
+}
+
 impl PoolResource {
     /// Returns free memory without pending work to the device until the pool holds at most `bytes`. Returns the number
     /// of bytes that went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
-        self.trim_idle(bytes, true)
+        self.trim_by(Trim { keep: bytes, flushes: true, unused: None })
     }
 
-    /// [`Self::trim_to`] that flushes the magazines only if `flushes`.
-    pub(super) fn trim_idle(&self, bytes: usize, flushes: bool) -> ResourceResult<usize> {
+    pub(super) fn trim_by(&self, trim: Trim) -> ResourceResult<usize> {
         if self.sanitizer.is_some()
             && let Some(_reaper) = self.deferred_frees.try_reaper_lock()
         {
             self.release_completed(usize::MAX)?;
         }
         let _growing = self.reserve.growing();
-        let excess = self.reserve.segments.reserved().saturating_sub(bytes as u64);
+        let excess = self.reserve.segments.reserved().saturating_sub(trim.keep as u64);
         if excess == 0 {
             return Ok(0);
         }
-        if flushes {
+        if trim.flushes {
             self.arenas.flush(&self.tracker);
         }
         self.poll_streams();
         let idle = self.remove_idle();
-        let (gone, outcome) = self.reserve.segments.release(&idle, excess);
+        let unused = trim.unused.map_or(u64::MAX, |unused| self.unused_of(&idle, unused));
+        let (gone, outcome) = self.reserve.segments.release(&idle, excess.min(unused));
         self.reserve.insert_idle(&idle, &gone);
         if self.reserve.segments.is_stream_ordered() && !gone.is_empty() {
             // The inner resource has queued frees, so a wait for free memory must also cover them.
@@ -47,6 +58,15 @@ impl PoolResource {
         }
         self.share_magazines();
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
+    }
+
+    /// Returns how many bytes of `idle`, which has left the arenas, a trim may return if `unused` bytes of all free memory are.
+    /// Memory that cannot be returned now, since it is pending or a part of a segment, counts as unused first.
+    fn unused_of(&self, idle: &[Span], unused: u64) -> u64 {
+        let mut kept: u64 = idle.iter().map(|span| span.bytes).sum();
+        kept = kept.saturating_sub(self.reserve.segments.releasable(idle));
+        self.arenas.visit(|arena| kept += arena.tlsf.free_bytes());
+        unused.saturating_sub(kept)
     }
 
     /// Polls all streams for completed work.

@@ -44,6 +44,12 @@ pub(crate) struct Cover<E> {
     pub(crate) recorded: bool,
 }
 
+/// The raw handle has escaped, also for later leases, so other code may capture the stream.
+const ESCAPED: u64 = 1;
+/// All calls that began before the handle escaped have ended.
+const SETTLED: u64 = 2;
+const CAPTURE: u64 = 4;
+
 /// The part of a clock that every use reads, on a cache line of its own, since threads mostly use different streams.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -52,8 +58,7 @@ pub(crate) struct ClockHeader {
     stamp: AtomicU64,
     /// The id under which the stream is leased, plus one; 0 while it is not leased.
     leased: AtomicU64,
-    /// Bit 0: the raw handle has escaped, also for later leases, so other code may capture the stream. Each open capture of the
-    /// runtime adds 2.
+    /// [`ESCAPED`], [`SETTLED`], and [`CAPTURE`] for each open capture of the runtime.
     escaped: AtomicU64,
     /// Driver calls on the stream that must not overlap the beginning of a capture.
     calls: AtomicU64,
@@ -87,29 +92,34 @@ impl ClockHeader {
         self.escaped.load(Ordering::Acquire) != 0
     }
 
-    /// Whether other code has the handle; [`ClockHeader::handle_escaped`] is also true during a capture of the runtime.
-    pub(crate) fn handle_is_known(&self) -> bool {
-        self.escaped.load(Ordering::Acquire) & 1 != 0
+    /// Whether the handle may be handed out: [`ClockHeader::settle_escape`] was called.
+    pub(crate) fn escape_is_settled(&self) -> bool {
+        self.escaped.load(Ordering::Acquire) & SETTLED != 0
     }
 
     pub(crate) fn mark_handle_escaped(&self) {
-        self.escaped.fetch_or(1, Ordering::Release);
+        self.escaped.fetch_or(ESCAPED, Ordering::Release);
+    }
+
+    /// Notes that no call in progress began before [`ClockHeader::mark_handle_escaped`].
+    pub(crate) fn settle_escape(&self) {
+        self.escaped.fetch_or(SETTLED, Ordering::Release);
     }
 
     /// Announces a capture of the runtime, which begins once [`ClockHeader::has_calls`] is false.
     pub(crate) fn begin_capture(&self) {
-        self.escaped.fetch_add(2, Ordering::SeqCst);
+        self.escaped.fetch_add(CAPTURE, Ordering::SeqCst);
     }
 
     /// Ends a capture of the runtime.
     pub(crate) fn end_capture(&self) {
-        self.escaped.fetch_sub(2, Ordering::SeqCst);
+        self.escaped.fetch_sub(CAPTURE, Ordering::SeqCst);
     }
 
     /// Whether a capture of the runtime records the work of the stream, or is about to.
     #[inline]
     pub(crate) fn is_captured(&self) -> bool {
-        self.escaped.load(Ordering::SeqCst) >= 2
+        self.escaped.load(Ordering::SeqCst) >= CAPTURE
     }
 
     /// Begins a driver call that a capture must not overlap. Sequentially consistent: the call sees the capture, or the

@@ -131,6 +131,15 @@ impl Segments for InnerSegments {
         (gone, outcome)
     }
 
+    fn releasable(&self, idle: &[Span]) -> u64 {
+        let blocks = self.blocks.lock();
+        let inside = idle.iter().flat_map(|range| {
+            let blocks = blocks.range(range.ptr..range.end().max(range.ptr));
+            blocks.map(|(_, block)| block.span).filter(|span| range.contains(*span))
+        });
+        inside.map(|span| span.bytes).sum()
+    }
+
     /// The inner resource queues its frees on streams.
     fn reclaim(&self) -> ResourceResult<()> {
         self.inner.reap_completed()?;

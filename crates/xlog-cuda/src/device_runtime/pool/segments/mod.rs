@@ -144,6 +144,11 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// address. A segment that the driver refuses to take back is kept; the second result is the first such failure.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>);
 
+    /// Returns how many bytes of `idle` are whole segments, which [`release`](Self::release) can return.
+    fn releasable(&self, idle: &[Span]) -> u64 {
+        idle.iter().map(|span| span.bytes).sum()
+    }
+
     /// Plans [`defragment`](Self::defragment) for a request. `None` if this kind cannot remap memory, or lacks addresses.
     fn plan(&self, _free: FreeMemory<'_>, _request: SpanRequest) -> Option<Remap> {
         None

@@ -115,6 +115,10 @@ impl Segments for WatchedSegments {
         (gone, outcome)
     }
 
+    fn releasable(&self, idle: &[Span]) -> u64 {
+        self.inner.releasable(idle)
+    }
+
     fn plan(&self, free: FreeMemory<'_>, request: SpanRequest) -> Option<Remap> {
         self.inner.plan(free, request)
     }

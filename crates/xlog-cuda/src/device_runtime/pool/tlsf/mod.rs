@@ -75,7 +75,7 @@ pub(crate) struct Tlsf {
     boundaries: SpanBoundaries,
     bytes: u64,
     free_bytes: u64,
-    /// The minimum of `free_bytes` after an allocation, since [`Tlsf::take_low_water`].
+    /// The minimum of `free_bytes` since [`Tlsf::take_low_water`], if an allocation or a removal lowered it.
     low_water: u64,
 }
 
@@ -228,7 +228,7 @@ impl Tlsf {
         self.free_bytes
     }
 
-    /// Returns the minimum of the free bytes since the last call. Bulk removals do not lower it.
+    /// Returns the minimum of the free bytes since the last call.
     pub(crate) fn take_low_water(&mut self) -> u64 {
         std::mem::replace(&mut self.low_water, self.free_bytes).min(self.free_bytes)
     }

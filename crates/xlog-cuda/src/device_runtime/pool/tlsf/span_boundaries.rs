@@ -122,6 +122,7 @@ impl Tlsf {
             self.cut(taken.node as Id);
             left.push(Range { ptr: part.ptr, bytes: part.bytes, stamp });
         }
+        self.low_water = self.low_water.min(self.free_bytes);
         left
     }
 

@@ -338,6 +338,10 @@ impl Segments for MappedSegments {
         (gone, outcome)
     }
 
+    fn releasable(&self, idle: &[Span]) -> u64 {
+        self.state.lock().inside(idle).iter().map(|span| span.bytes).sum()
+    }
+
     fn plan(&self, free: FreeMemory<'_>, request: SpanRequest) -> Option<Remap> {
         let plan = self.state.lock().plan(free, self.need(request).ok()?)?;
         let fresh = self.fresh_sizes(&plan, request.bytes);

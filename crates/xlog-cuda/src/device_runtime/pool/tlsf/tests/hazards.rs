@@ -77,6 +77,20 @@ fn a_small_range_is_not_split_off_a_large_one_but_off_a_chunk() {
 }
 
 #[test]
+fn the_low_water_is_the_minimum_between_two_calls() {
+    let mut tlsf = with(8 * CHUNK);
+    tlsf.take_low_water();
+    let taken = tlsf.allocate_units(3 * CHUNK).unwrap();
+    tlsf.free(taken.node, 0);
+    assert_eq!(tlsf.take_low_water(), 5 * CHUNK);
+    assert_eq!(tlsf.take_low_water(), 8 * CHUNK);
+    // Memory that left for another stream was needed.
+    let removed = tlsf.remove_if(0, &mut |range| Some(*range));
+    removed.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
+    assert_eq!(tlsf.take_low_water(), 0);
+}
+
+#[test]
 fn without_room_for_a_chunk_nothing_changes() {
     let mut tlsf = with(CHUNK - UNIT);
     let all = only(&tlsf);
