@@ -146,8 +146,6 @@ pub struct FixedFixpoint<'s> {
     capture_time: Duration,
     /// Launches that were captured.
     captured: usize,
-    /// Whether edges for the next run are loaded.
-    is_loaded: bool,
     running: Option<Running>,
 }
 
@@ -215,7 +213,6 @@ impl<'s> FixedFixpoint<'s> {
             captures: 0,
             capture_time: Duration::ZERO,
             captured: 0,
-            is_loaded: false,
             running: None,
         };
         program.count_capture(&begun);
@@ -224,42 +221,25 @@ impl<'s> FixedFixpoint<'s> {
 
     /// Finds the closure of the work's edges.
     pub fn run(&mut self, work: &Fixpoint) -> Result<FixedRun> {
-        self.load(work)?;
-        self.begin()?;
+        self.begin(work)?;
         self.finish()
     }
 
-    /// Queues the generation of the next run's edges.
-    #[allow(unsafe_code)]
-    pub fn load(&mut self, work: &Fixpoint) -> Result<()> {
+    /// Queues the generation of the edges and the first batch of a run, without waiting. [`FixedFixpoint::finish`] must end the
+    /// run before another one begins.
+    pub fn begin(&mut self, work: &Fixpoint) -> Result<()> {
         if work.rows != self.rows {
             let text = format!("{} edges, and the buffers are for {}", work.rows, self.rows);
             return Err(XlogError::Kernel(text));
         }
-        self.check_idle()?;
-        work.generate(self.session, self.stream, &self.edges)?;
-        self.is_loaded = true;
-        Ok(())
-    }
-
-    /// Queues the first batch of a run on the loaded edges, without waiting. [`FixedFixpoint::finish`] must end the run before
-    /// another one begins.
-    pub fn begin(&mut self) -> Result<()> {
-        self.check_idle()?;
-        if !std::mem::take(&mut self.is_loaded) {
-            return Err(XlogError::Kernel("no edges; load some before each run".to_owned()));
+        if self.running.is_some() {
+            return Err(XlogError::Kernel("a run is in flight; finish it first".to_owned()));
         }
         let launches = self.launches();
+        work.generate(self.session, self.stream, &self.edges)?;
         self.queue_first()?;
         self.running = Some(Running { launches });
         Ok(())
-    }
-
-    fn check_idle(&self) -> Result<()> {
-        match self.running {
-            None => Ok(()),
-            Some(_) => Err(XlogError::Kernel("a run is in flight; finish it first".to_owned())),
-        }
     }
 
     /// Waits for the run in flight and continues it until its closure is complete.

@@ -60,19 +60,6 @@ impl Fixpoint {
         u32::try_from(self.rows + self.rows / 9 + 1).unwrap_or(u32::MAX)
     }
 
-    /// Generates the edges and finds their closure, as [`Fixpoint::run_on`] does.
-    pub fn run(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, u32)> {
-        self.run_on(self.edges(session, first)?, session, first)
-    }
-
-    /// Generates the edges.
-    pub fn edges(&self, session: &Session<'_>, first: usize) -> Result<Column<u64>> {
-        let stream = session.stream(first);
-        let edges = session.alloc::<u64>(stream, self.rows, "fixpoint edges")?;
-        self.generate(session, stream, &edges)?;
-        Ok(edges)
-    }
-
     /// Queues the generation of the edges in a buffer of their length.
     #[allow(unsafe_code)]
     pub(super) fn generate(
@@ -91,15 +78,10 @@ impl Fixpoint {
             })
     }
 
-    /// Runs all rounds, on the streams of the session from step `first` on. Returns the pairs, which the device may still be
-    /// writing, and the number of rounds.
-    pub fn run_on(
-        &self,
-        edges: Column<u64>,
-        session: &Session<'_>,
-        first: usize,
-    ) -> Result<(Column<u64>, u32)> {
-        let (edges, mut set, mut parts) = self.start(edges, session, first)?;
+    /// Generates the edges and runs all rounds, on the streams of the session from step `first` on. Returns the pairs, which the
+    /// device may still be writing, and the number of rounds.
+    pub fn run(&self, session: &Session<'_>, first: usize) -> Result<(Column<u64>, u32)> {
+        let (edges, mut set, mut parts) = self.start(session, first)?;
         let mut rounds = 0;
         while !parts.is_empty() {
             rounds += 1;
@@ -126,16 +108,17 @@ impl Fixpoint {
         Ok((collect(session, first, &set)?, rounds))
     }
 
-    /// Hashes the edges and inserts them into the set, in one part per stream: they are the pairs of the first round.
+    /// Generates the edges, hashes them and inserts them into the set, in one part per stream: they are the pairs of the first round.
     #[allow(unsafe_code)]
     fn start(
         &self,
-        edges: Column<u64>,
         session: &Session<'_>,
         first: usize,
     ) -> Result<(Column<u64>, Set, Vec<PairRange>)> {
         let stream = |step: usize| session.stream(first + step);
         let rows = self.rows;
+        let edges = session.alloc::<u64>(stream(0), rows, "fixpoint edges")?;
+        self.generate(session, stream(0), &edges)?;
         let table = session.alloc::<u64>(stream(1), table_places(rows), "fixpoint edge table")?;
         session.fill(stream(1), &table, EMPTY as u8)?;
         session

@@ -1,8 +1,8 @@
 //! `run fixpoint --graph`: compares a program of fixed capacities, as a graph and kernel by kernel, with one of exact sizes.
 //!
-//! All three find the closures of the same graphs, and the host verifies each. The edges are created before the clock
-//! starts. A first run, which is not counted, finds the capacities and captures the graph. The programs of fixed capacities
-//! have several runs in flight, queued by one host thread. The program of exact sizes needs the host in every round.
+//! All three find the closures of the same graphs, and the host verifies each. A first run, which is not counted, finds the
+//! capacities and captures the graph. The programs of fixed capacities have several runs in flight, queued by one host thread,
+//! which finishes the oldest one before it begins the next. The program of exact sizes needs the host in every round.
 
 use std::time::Instant;
 
@@ -21,6 +21,9 @@ use crate::Output;
 use crate::cli::Refusal;
 use crate::doctor::Selection;
 use crate::run::report::{RunHead, RunReport, race_problem, races_text, run_on_stack};
+
+/// Runs of each program before the next form's turn.
+const RUNS_PER_TURN: usize = 16;
 
 /// Default edges on a GPU and on a simulated device.
 const USUAL: [usize; 2] = [100_000, 10_000];
@@ -138,7 +141,7 @@ impl GraphReport {
         self.measure_exact(&exact, &warm_up[..1])?;
         // Programs are interleaved, so that all meet the same load on the device.
         let works: Vec<_> = (1..=self.repeat).map(|run| self.work(run)).collect();
-        for works in works.chunks(sessions.len()) {
+        for works in works.chunks(sessions.len() * RUNS_PER_TURN) {
             let of_graphs = self.measure_fixed(&mut graphs, works)?;
             let of_kernels = self.measure_fixed(&mut kernels, works)?;
             let of_exact = self.measure_exact(&exact, works)?;
@@ -175,21 +178,28 @@ impl GraphReport {
         Ok(())
     }
 
-    /// Runs each program of fixed capacities that has work, all in flight at once.
+    /// Runs the works by programs of fixed capacities in turn, so that one run of each is in flight.
     fn measure_fixed(
         &mut self,
         programs: &mut [FixedFixpoint<'_>],
         works: &[Fixpoint],
     ) -> Result<ProgramReport> {
-        let programs = programs.get_mut(..works.len()).unwrap_or_default();
-        for (program, work) in programs.iter_mut().zip(works) {
-            program.load(work)?;
-            program.session().synchronize()?;
-        }
         let start = Instant::now();
-        programs.iter_mut().try_for_each(FixedFixpoint::begin)?;
-        let running = programs.iter_mut();
-        let found = running.map(FixedFixpoint::finish).collect::<Result<Vec<_>>>()?;
+        let mut found = Vec::with_capacity(works.len());
+        for (turn, works) in works.chunks(programs.len().max(1)).enumerate() {
+            for (program, work) in programs.iter_mut().zip(works) {
+                if turn > 0 {
+                    found.push(program.finish()?);
+                }
+                program.begin(work)?;
+            }
+        }
+        // The oldest runs are those of the programs that had no work in the last turn.
+        let begun = works.len().min(programs.len());
+        programs.get_mut(..begun).unwrap_or_default().rotate_left(works.len() % begun.max(1));
+        for program in programs.iter_mut().take(begun) {
+            found.push(program.finish()?);
+        }
         programs.iter().try_for_each(|program| program.session().synchronize())?;
         let mut all =
             ProgramReport { seconds: start.elapsed().as_secs_f64(), ..Default::default() };
@@ -208,10 +218,8 @@ impl GraphReport {
     ) -> Result<ProgramReport> {
         let (mut all, before) = (ProgramReport::default(), session.launches());
         for work in works {
-            let edges = work.edges(session, 0)?;
-            session.synchronize()?;
             let start = Instant::now();
-            let (result, rounds) = work.run_on(edges, session, 0)?;
+            let (result, rounds) = work.run(session, 0)?;
             session.synchronize()?;
             all.seconds += start.elapsed().as_secs_f64();
             self.verify(work, &result, rounds, &mut all)?;
