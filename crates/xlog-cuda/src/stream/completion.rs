@@ -58,7 +58,7 @@ impl RawStream {
     /// Counts a free of `bytes` by a call that names this stream. Returns true if other calls poll the stream and
     /// [`FREE_PER_EVENT`] bytes were freed since the last event.
     #[inline]
-    pub(crate) fn needs_event(&self, bytes: usize) -> bool {
+    pub(crate) fn count_free_and_check(&self, bytes: usize) -> bool {
         self.frees_with_events.load(Ordering::Relaxed) != 0 && self.count_free(bytes as u64)
     }
 

@@ -38,7 +38,7 @@ unsafe impl Sync for DriverPtr {}
 
 /// A driver stream and its clock. It lives as long as its pool, or its last handle.
 ///
-/// A use on two streams reads three cache lines of it: this one, and the first half of the clock.
+/// The fields that each use reads come first, next to the first ones of the clock.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RawStream {

@@ -286,16 +286,8 @@ impl AsyncCudaResource {
     /// an error.
     fn free_late(&self, generation: Generation, meta: &BlockMeta) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
-        let is_captured = || owner.check_not_capturing("free_async").is_err();
-        if is_captured() {
-            self.deferred_frees.keep_failed(generation);
-            return Ok(());
-        }
-        match self.free_in_order(generation, meta) {
-            // A capture has begun since; the block was kept.
-            Err(_) if is_captured() => Ok(()),
-            freed => freed,
-        }
+        let free = || self.free_in_order(generation, meta);
+        self.deferred_frees.free_unless_captured(owner, generation, free)
     }
 }
 
@@ -399,7 +391,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
             Retired::Open => Ok(()),
         };
         // This call names the stream, so it may record the event that other calls poll.
-        if owner.needs_event(bytes) {
+        if owner.count_free_and_check(bytes) {
             self.poll_frees(owner);
         }
         freed

@@ -7,7 +7,7 @@
 //!   complete.
 //! - A block in the magazine keeps its node and its metadata; handing it out again changes only its generation.
 //! - An arena is created at the first request of its stream and lives as long as the pool.
-//! - [`Arenas::share_magazines`] gives every magazine an equal share of the total; a busy arena may exceed a reduced share.
+//! - [`Arenas::rebalance_magazines`] gives every magazine an equal share of the total; a busy arena may exceed a reduced share.
 //! - [`Arenas::scan`] and [`Arenas::counts`] hold the locks of several arenas, taken in the order of the slots: one
 //!   process-wide barrier for all of them. All other functions hold one lock at a time.
 //!
@@ -167,7 +167,7 @@ impl Arena {
         if bytes < SMALL {
             self.tlsf.split_chunk();
         } else if bytes > CHUNK {
-            self.tlsf.join_chunks();
+            self.tlsf.coalesce_chunks();
         }
         self.allocate_free(bytes, align, source)
     }
@@ -427,7 +427,7 @@ impl Arenas {
     }
 
     /// Divides `maximum` bytes among the magazines, if that or the number of streams has changed enough.
-    pub(super) fn share_magazines(&self, maximum: u64, tracker: &Tracker) {
+    pub(super) fn rebalance_magazines(&self, maximum: u64, tracker: &Tracker) {
         let mut shares = self.shares.lock();
         let streams = self.iter().count() as u32;
         let shared = shares.bytes;

@@ -12,15 +12,24 @@ use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
 use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
 use crate::stream::RawStream;
 
+/// The call that frees a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum FreedBy {
+    /// The caller's free, which has not been counted yet.
+    Caller,
+    /// A later free of a retired block, which the caller's free has counted.
+    Deferred,
+}
+
 impl PoolResource {
     /// Returns the memory of a retired block to its arena. Its own stream is ordered after all uses.
     pub(super) fn free_to_arena(
         &self,
         generation: Generation,
         meta: &BlockMeta,
-        returned: bool,
+        freed_by: FreedBy,
     ) -> ResourceResult<()> {
-        self.free_to_arena_at(None, generation, meta, returned)
+        self.free_to_arena_at(None, generation, meta, freed_by)
     }
 
     /// [`Self::free_to_arena`] with the own stream's stamp of the last work; `None` takes the current stamp.
@@ -29,11 +38,11 @@ impl PoolResource {
         last_work: Option<u64>,
         generation: Generation,
         meta: &BlockMeta,
-        returned: bool,
+        freed_by: FreedBy,
     ) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         if let Err(error) = owner.check_not_capturing("pool free") {
-            if returned {
+            if freed_by == FreedBy::Caller {
                 self.count_free(meta.owner())?;
             }
             self.deferred_frees.keep_failed(generation);
@@ -49,11 +58,11 @@ impl PoolResource {
         let bytes = meta.bytes();
         meta.end();
         arena.with(|arena| {
-            match returned {
-                true => arena.counts.deallocations += 1,
+            match freed_by {
+                FreedBy::Caller => arena.counts.deallocations += 1,
                 // The thread that closed the last use may get here before the freeing thread has counted the block as
                 // retired: the count wraps.
-                false => arena.counts.retired = arena.counts.retired.wrapping_sub(1),
+                FreedBy::Deferred => arena.counts.retired = arena.counts.retired.wrapping_sub(1),
             }
             // Read inside the lock: blocks that other threads freed here meanwhile may leave the magazine with this
             // stamp.
@@ -68,7 +77,7 @@ impl PoolResource {
             }
         });
         // A deferred free records nothing: the call that frees it does not name the stream.
-        if returned {
+        if freed_by == FreedBy::Caller {
             self.record_if_polled(owner, bytes);
         }
         Ok(())
@@ -110,7 +119,7 @@ impl PoolResource {
         }
         // Queued waits are work of the own stream, at its current stamp.
         let last_work = freed.filter(|_| outstanding.is_empty());
-        self.free_to_arena_at(last_work, generation, meta, false)
+        self.free_to_arena_at(last_work, generation, meta, FreedBy::Deferred)
     }
 
     /// Frees deferred blocks whose uses have completed, and stops after `pending` others.
@@ -153,16 +162,7 @@ impl PoolResource {
         meta: &BlockMeta,
     ) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
-        let is_captured = || owner.check_not_capturing("pool free").is_err();
-        if is_captured() {
-            self.deferred_frees.keep_failed(generation);
-            return Ok(());
-        }
-        match free(self, generation, meta) {
-            // A capture has begun since; the block was kept.
-            Err(_) if is_captured() => Ok(()),
-            freed => freed,
-        }
+        self.deferred_frees.free_unless_captured(owner, generation, || free(self, generation, meta))
     }
 
     /// Frees a block off the fast path.
@@ -176,7 +176,7 @@ impl PoolResource {
         match self.tracker.retire(meta, generation)? {
             Retired::Quiet if self.free_retired_fast(generation, meta) => Ok(()),
             Retired::Quiet if self.sanitizer.is_none() => {
-                self.free_to_arena(generation, meta, true)
+                self.free_to_arena(generation, meta, FreedBy::Caller)
             }
             Retired::Quiet | Retired::Used => self.free_used(generation, meta),
             Retired::Open => self.count_free(owner),
@@ -197,7 +197,7 @@ impl PoolResource {
 
     /// Records an event for `bytes` freed on a stream that other calls poll, if enough became free since the last event.
     fn record_if_polled(&self, owner: &RawStream, bytes: usize) {
-        if owner.needs_event(bytes) {
+        if owner.count_free_and_check(bytes) {
             // A stream that cannot record keeps its memory.
             let _ = owner.record(&self.tracker.counters);
         }

@@ -54,20 +54,20 @@ use self::decay::Demand;
 use self::inherit::{Dependency, Inherited};
 use self::pending::WaitAllowance;
 use self::reserve::Reserve;
-use self::resource::size_of;
+use self::resource::block_bytes;
 use self::sanitizer::Sanitizer;
 use self::segments::Segments;
 use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
-use super::ordering::block::block_meta::{BlockOwner, generation_bits};
+use super::ordering::block::block_meta::{BlockMemory, BlockOwner, generation_bits};
 use super::ordering::primitive::Lock;
 use super::ordering::tracking::deferred_frees::DeferredFrees;
 use super::ordering::tracking::tracker::Tracker;
 use super::ordering::tracking::use_slow_path::inflate;
 use super::resource::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, GrowthHook, ResourceError, ResourceResult,
-    StreamId,
+    AllocTag, DeviceBlock, DeviceMemoryResource, Generation, GrowthHook, ResourceError,
+    ResourceResult, StreamId,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -207,7 +207,7 @@ impl PoolResource {
             return Ok(arena);
         }
         let arena = self.arenas.make(slot)?;
-        self.share_magazines();
+        self.rebalance_magazines();
         Ok(arena)
     }
 
@@ -260,7 +260,7 @@ impl PoolResource {
         is_tracked: bool,
     ) -> ResourceResult<DeviceBlock> {
         let owner = self.tracker.stream(stream)?;
-        let size = size_of(bytes)?;
+        let size = block_bytes(bytes)?;
         owner.check_not_capturing("pool allocate")?;
         let arena = self.arena(owner.clock().slot())?;
         if self.sanitizer.is_some()
@@ -289,13 +289,9 @@ impl PoolResource {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let table = &self.tracker.table;
-        let slot = if suballocation.slot == NO_SLOT {
-            table.allocate_slot()
-        } else {
-            Some(suballocation.slot)
+        let Some(slot) = self.slot_for(&suballocation) else {
+            return Err(self.undo_allocation(suballocation, owner));
         };
-        let Some(slot) = slot else { return Err(self.undo_allocation(suballocation, owner)) };
         if let Some(observer) = &self.observer {
             // A failure changes nothing: the call only informs the race detector. It precedes the block's stamp, as an allocation
             // by the driver would.
@@ -307,10 +303,7 @@ impl PoolResource {
             );
         }
         let memory = suballocation.memory();
-        let id = self.tracker.fast_path_id(stream);
-        let (slot_of_owner, stamp) = (owner.clock().slot(), owner.clock().now());
-        let begun = table.begin_at(slot, memory, BlockOwner { id, slot: slot_of_owner, stamp });
-        let Some(generation) = begun else {
+        let Some(generation) = self.begin_meta(slot, memory, owner, stream) else {
             return Err(self.undo_allocation(suballocation, owner));
         };
         let bytes = match &self.sanitizer {
@@ -341,16 +334,10 @@ impl PoolResource {
             let stamp = before.clock().now();
             dependencies.iter_mut().for_each(|dependency| dependency.stamp = stamp);
         }
-        let (memory, table) = (suballocation.memory(), &self.tracker.table);
-        let slot = match suballocation.slot {
-            NO_SLOT => table.allocate_slot(),
-            slot => Some(slot),
-        };
-        let id = self.tracker.fast_path_id(stream);
-        let (slot_of_owner, stamp) = (owner.clock().slot(), owner.clock().now());
-        let owned = BlockOwner { id, slot: slot_of_owner, stamp };
-        let begun = slot.and_then(|slot| table.begin_at(slot, memory, owned));
-        let meta = begun.and_then(|generation| table.at(generation));
+        let memory = suballocation.memory();
+        let slot = self.slot_for(&suballocation);
+        let begun = slot.and_then(|slot| self.begin_meta(slot, memory, owner, stream));
+        let meta = begun.and_then(|generation| self.tracker.table.at(generation));
         let (Some(generation), Some(meta)) = (begun, meta) else {
             // The memory goes to the arena of `owner`, so that stream must follow the pending work.
             for Dependency { slot, stamp } in dependencies {
@@ -363,12 +350,33 @@ impl PoolResource {
         meta.with_uses(|uses| {
             inflate(meta, uses, generation_bits(generation));
             for Dependency { slot, stamp } in dependencies {
-                if slot != slot_of_owner {
+                if slot != owner.clock().slot() {
                     uses.inherit(slot, stamp);
                 }
             }
         });
         Ok(DeviceBlock::live(memory.ptr, memory.bytes, self.ordinal, stream, tag, generation))
+    }
+
+    /// Returns the block slot of a suballocation, or a new one; `None` if there are too many blocks.
+    fn slot_for(&self, suballocation: &Suballocation) -> Option<u32> {
+        match suballocation.slot {
+            NO_SLOT => self.tracker.table.allocate_slot(),
+            slot => Some(slot),
+        }
+    }
+
+    /// Begins the metadata of a block that `owner` owns from now on.
+    fn begin_meta(
+        &self,
+        slot: u32,
+        memory: BlockMemory,
+        owner: &RawStream,
+        stream: StreamId,
+    ) -> Option<Generation> {
+        let id = self.tracker.fast_path_id(stream);
+        let (slot_of_owner, stamp) = (owner.clock().slot(), owner.clock().now());
+        self.tracker.table.begin_at(slot, memory, BlockOwner { id, slot: slot_of_owner, stamp })
     }
 
     #[cold]

@@ -15,7 +15,7 @@ use xlog_driver::sync::is_scheduled;
 
 use super::remap::is_idle;
 use super::reserve::MAX_TRANSFER;
-use super::slow_path::SlowPath;
+use super::slow_path::{SlowPath, VERY_LARGE};
 use crate::device_wait::{self, DeviceWait};
 use crate::stream::{Completion, RawStream};
 
@@ -27,8 +27,7 @@ const MAX_HANDLES: u64 = 32;
 /// A request waits if at least 1/MIN_PENDING of its bytes are pending.
 const MIN_PENDING: u64 = 4;
 
-/// Requests above this are very large; 1/MIN_PENDING_OF_LARGE of their bytes must be pending.
-const VERY_LARGE: u64 = 256 << 20;
+/// A very large request waits if at least 1/MIN_PENDING_OF_LARGE of its bytes are pending.
 const MIN_PENDING_OF_LARGE: u64 = 128;
 
 /// The time that very large requests of a pool may wait in all: ALLOWANCE, and 1/SHARE of the age of the pool.
@@ -88,7 +87,7 @@ impl SlowPath<'_> {
         }
         let free = self.free_by_completion();
         // A tracked block would have inherited pending memory.
-        let is_very_large = self.size > VERY_LARGE && !self.is_tracked;
+        let is_very_large = self.size >= VERY_LARGE && !self.is_tracked;
         let share = if is_very_large { MIN_PENDING_OF_LARGE } else { MIN_PENDING };
         if free.complete >= self.size || free.pending < self.size / share {
             return false;

@@ -18,7 +18,7 @@
 use super::arena::Suballocation;
 use super::reserve::{Growth, is_full};
 use super::segments::{FreeMemory, Span, SpanRequest};
-use super::slow_path::SlowPath;
+use super::slow_path::{SlowPath, VERY_LARGE};
 use super::steal::OwnedRange;
 use super::tlsf::Range;
 use super::trim::coalesce;
@@ -26,7 +26,7 @@ use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
-/// The maximum of handles that a request below [`UNBOUNDED`] moves, which takes about 2 ms.
+/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms.
 const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes.
 const MIN_EXTENDED: u64 = 4;
@@ -40,8 +40,6 @@ const RANGES_PER_CREDIT: usize = 64;
 const SPANS_PER_SEARCH: usize = 64;
 /// Ranges for which a search that finds too little costs one more credit.
 const RANGES_PER_VAIN_CREDIT: usize = 4;
-/// A request of at least this size may remap any number of handles.
-const UNBOUNDED: u64 = 256 << 20;
 /// A request of at least this size needs no credits: each remapped handle saves much memory.
 const LARGE_REMAP: u64 = 128 << 20;
 /// With more than 1/MUCH_FREE of the pool free, a remap needs no credits.
@@ -93,7 +91,7 @@ impl SlowPath<'_> {
             return Ok(Some(suballocation));
         }
         let can_move = reserve.segments.can_move();
-        if !self.is_paid(&mut growth, 1) {
+        if !self.pay_credits(&mut growth, 1) {
             return Ok(None);
         }
         let found = self.find_free();
@@ -130,10 +128,12 @@ impl SlowPath<'_> {
         growth: &mut Growth,
     ) -> Option<(SpanRequest, Vec<Span>)> {
         let segments = &self.pool.reserve.segments;
-        let moving = self.span_request(if self.size >= UNBOUNDED { usize::MAX } else { MAX_MOVED });
+        let moving =
+            self.span_request(if self.size >= VERY_LARGE { usize::MAX } else { MAX_MOVED });
         let plan = segments.plan(free.memory(), moving)?;
         let is_worth_it = plan.fresh <= self.size - self.minimum_free();
-        if is_worth_it && !self.prefers_growth(plan.handles) && self.is_paid(growth, plan.handles) {
+        if is_worth_it && !self.decline_once(plan.handles) && self.pay_credits(growth, plan.handles)
+        {
             return Some((moving, plan.uses));
         }
         // The plan is where the fewest bytes are missing, so it would use a large enough free range.
@@ -150,21 +150,22 @@ impl SlowPath<'_> {
     /// requests below 32 MiB need half: their free memory is mostly cached small blocks, and each remap would flush the magazine.
     fn minimum_free(&self) -> u64 {
         let share = match self.size {
-            UNBOUNDED.. => 128,
+            VERY_LARGE.. => 128,
             ..LARGE_BLOCK if self.pool.reserve.segments.reserved() < SMALL_POOL => 2,
             _ => 16,
         };
         self.size / share
     }
 
-    /// Pays `cost` for a search or a remap. Large requests need no credits, nor does a pool of which much is free.
-    fn is_paid(&self, growth: &mut Growth, cost: usize) -> bool {
+    /// Pays `cost` for a search or a remap; false if neither is allowed. Large requests need no credits. A pool of which much is free
+    /// spends those that it has, because to ask how much is free costs more.
+    fn pay_credits(&self, growth: &mut Growth, cost: usize) -> bool {
         self.size >= LARGE_REMAP || growth.pay_for_remap(cost) || self.has_much_free()
     }
 
-    /// Whether the pool should grow instead of moving this many handles while little of it is free. Returns true at most once
-    /// per request: if growth is then refused, the remap is tried.
-    fn prefers_growth(&self, handles: usize) -> bool {
+    /// Declines a remap of this many handles, so that the pool grows, while little of it is free. Returns true at most once per
+    /// request: if growth is then refused, the remap is tried.
+    fn decline_once(&self, handles: usize) -> bool {
         let held = self.pool.reserve.segments.reserved();
         let prefers = handles > MAX_WHILE_LITTLE_FREE
             && !self.has_declined_remap.get()

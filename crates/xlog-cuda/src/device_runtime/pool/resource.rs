@@ -23,7 +23,7 @@ pub(super) const MAX_BYTES: usize = 1 << 47;
 
 /// Returns the bytes that a request takes: a whole class, or whole units. Returns `None` for a refused size.
 #[inline]
-fn taken_by(bytes: usize) -> Option<u64> {
+fn rounded_bytes(bytes: usize) -> Option<u64> {
     // 0 wraps around and is refused.
     (bytes.wrapping_sub(1) < MAX_BYTES).then(|| match bytes as u64 {
         small if small <= MAX_CACHED => class_of(small).bytes,
@@ -31,10 +31,10 @@ fn taken_by(bytes: usize) -> Option<u64> {
     })
 }
 
-/// [`taken_by`] with an error that names the reason.
+/// [`rounded_bytes`] with an error that names the reason.
 #[inline]
-pub(super) fn size_of(bytes: usize) -> ResourceResult<u64> {
-    taken_by(bytes).ok_or_else(|| refusal(bytes))
+pub(super) fn block_bytes(bytes: usize) -> ResourceResult<u64> {
+    rounded_bytes(bytes).ok_or_else(|| refusal(bytes))
 }
 
 fn check_align(align: usize) -> ResourceResult<()> {
@@ -183,7 +183,7 @@ impl DeviceMemoryResource for PoolResource {
     #[inline]
     fn charge_for(&self, bytes: usize, _align: usize) -> usize {
         match &self.sanitizer {
-            None => taken_by(bytes).map_or(bytes, |size| size as usize),
+            None => rounded_bytes(bytes).map_or(bytes, |size| size as usize),
             Some(_) => bytes,
         }
     }

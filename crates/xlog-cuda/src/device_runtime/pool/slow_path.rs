@@ -11,9 +11,10 @@
 //! 7. steal with a wait; drain deferred frees with waits; coalesce adjacent ranges of several streams;
 //! 8. remap again after waits, or return free segments and grow again.
 //!
-//! Invariant: no driver call is made while arena locks are held. Steps 3 to 7 skip an arena that another thread is inside of;
-//! step 8 waits for it, so a request is refused only after all free memory was collected. A stream that cannot be waited
-//! for, such as one under capture, is skipped; a refusal names the first such failure.
+//! Invariant: no driver call is made while arena locks are held. The searches of steps 3 to 7 skip an arena that another thread
+//! is inside of; removals of the ranges that step 5 chose and the frees of step 7 wait for it, as does all of step 8. So a
+//! request is refused only after all free memory was collected. A stream that cannot be waited for, such as one under capture,
+//! is skipped; a refusal names the first such failure.
 //!
 //! A scan needs one process-wide barrier for the arenas of other threads, and one more for each from which it steals. A
 //! small request pays for it with credits, and grows without enough of them. Remaps have credits of their own.
@@ -35,6 +36,8 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
+/// Requests from this size on are very large: they may wait longer for pending work, and may move any number of handles.
+pub(super) const VERY_LARGE: u64 = 256 << 20;
 /// Pending deferred frees after which a request stops looking for completed ones.
 const DEFERRED_PER_REQUEST: usize = 2;
 /// The same limit before the pool scans other streams or grows.
@@ -57,7 +60,7 @@ impl ScanCredits {
     }
 
     /// Earns one credit, then pays `cost`. Returns false and pays nothing if the credits do not suffice.
-    fn pay(&self, cost: u32) -> bool {
+    fn earn_and_pay(&self, cost: u32) -> bool {
         // Two threads that store at the same time may lose a credit.
         let credits = self.0.load(Ordering::Relaxed).saturating_add(1).min(MAX_SCAN_CREDITS);
         let is_enough = credits >= cost.min(MAX_SCAN_CREDITS);
@@ -101,7 +104,7 @@ impl SlowPath<'_> {
             return Ok(suballocation);
         }
         let foreign_arenas = self.foreign_arenas();
-        let scans = self.may_scan(foreign_arenas);
+        let scans = self.pay_for_scan(foreign_arenas);
         if scans {
             self.free_completed(DEFERRED_PER_SCAN);
             if let Some(suballocation) = self.steal(false)? {
@@ -235,19 +238,20 @@ impl SlowPath<'_> {
         others.filter(|(_, arena)| !arena.is_local()).count() as u32
     }
 
-    /// Whether this request may scan the arenas of other streams.
+    /// Pays for a scan of the arenas of other streams; false if this request may not scan.
     ///
     /// A scan costs one credit for each foreign arena and one for every sixteen arenas; a small request earns one and must pay.
-    /// Without enough credits the pool grows, until each stream has memory of its own. Large requests scan without credits, as
-    /// do pools above `eager_growth_bytes`, and pools above `BYTES_PER_STREAM` for each stream of which much is free.
-    fn may_scan(&self, foreign_arenas: u32) -> bool {
+    /// Without enough credits the pool grows, until each stream has memory of its own. Large requests and pools above
+    /// `eager_growth_bytes` scan without credits. A pool above `BYTES_PER_STREAM` for each stream, of which much is free, spends the
+    /// credits that it has, because to ask how much is free costs more.
+    fn pay_for_scan(&self, foreign_arenas: u32) -> bool {
         let held = self.pool.reserve.segments.reserved();
         let arenas = self.pool.arenas.iter().count() as u32;
         let cost = foreign_arenas + arenas / ARENAS_PER_CREDIT;
         cost == 0
             || self.size > MAX_TRANSFER
             || held > self.pool.config.eager_growth_bytes as u64
-            || self.pool.scan_credits.pay(cost)
+            || self.pool.scan_credits.earn_and_pay(cost)
             || held > u64::from(arenas) * BYTES_PER_STREAM && self.has_much_free()
     }
 
@@ -353,7 +357,7 @@ impl SlowPath<'_> {
         crate::spans::slow_path!("segment_growth", bytes = needed);
         let span = reserve.grow(needed, self.stream, foreign_arenas)?;
         growth.note();
-        pool.share_magazines();
+        pool.rebalance_magazines();
         let mut own = span;
         if foreign_arenas > 0
             && !reserve.segments.is_stream_ordered()

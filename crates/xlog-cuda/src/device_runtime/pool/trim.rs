@@ -56,7 +56,7 @@ impl PoolResource {
                 stream.stamp_free();
             }
         }
-        self.share_magazines();
+        self.rebalance_magazines();
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
@@ -146,10 +146,10 @@ impl PoolResource {
     }
 
     /// Divides the capacity of the magazines among the streams.
-    pub(super) fn share_magazines(&self) {
+    pub(super) fn rebalance_magazines(&self) {
         let held = self.reserve.segments.reserved();
         let maximum = (held / 50).max(self.config.magazine_bytes as u64);
-        self.arenas.share_magazines(maximum, &self.tracker);
+        self.arenas.rebalance_magazines(maximum, &self.tracker);
     }
 }
 

@@ -9,6 +9,7 @@ use xlog_driver::sync::{Mutex, MutexGuard};
 use super::tracker::Tracker;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
 use crate::device_runtime::resource::{Generation, ResourceResult};
+use crate::stream::RawStream;
 
 /// The maximum of deferred frees; further frees queue waits.
 const MAX_DEFERRED: usize = 1024;
@@ -35,6 +36,25 @@ fn keep_first(outcome: &mut ResourceResult<()>, this: ResourceResult<()>) {
 impl DeferredFrees {
     pub(crate) fn keep_failed(&self, generation: Generation) {
         self.failed_frees.lock().push(generation);
+    }
+
+    /// Frees a block by `free`, which keeps it after a failure. A block whose stream is being captured is kept without an error.
+    pub(crate) fn free_unless_captured(
+        &self,
+        owner: &RawStream,
+        generation: Generation,
+        free: impl FnOnce() -> ResourceResult<()>,
+    ) -> ResourceResult<()> {
+        let is_captured = || owner.check_not_capturing("free").is_err();
+        if is_captured() {
+            self.keep_failed(generation);
+            return Ok(());
+        }
+        match free() {
+            // A capture has begun since.
+            Err(_) if is_captured() => Ok(()),
+            freed => freed,
+        }
     }
 
     /// Defers a free until the uses of the block have completed; false if too many are deferred.

@@ -22,6 +22,7 @@ use xlog_driver::{DeviceKind, DriverResult};
 pub(super) use self::heaps::Heaps;
 use super::PoolResource;
 use super::config::{PoolConfig, PoolSanitizer, PoolSegments};
+use super::free::FreedBy;
 use crate::CudaDevice;
 use crate::device_runtime::ordering::tracking::completed_frees::CompletedFrees;
 use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
@@ -153,7 +154,7 @@ impl PoolResource {
     pub(super) fn release_completed(&self, count: usize) -> ResourceResult<()> {
         let Some(sanitizer) = &self.sanitizer else { return Ok(()) };
         sanitizer.waiting.release_completed(&self.tracker, count, |generation, meta| {
-            self.free_to_arena(generation, meta, false)
+            self.free_to_arena(generation, meta, FreedBy::Deferred)
         })
     }
 

@@ -132,7 +132,7 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Takes at least `bytes` of contiguous memory; a whole growth step if the limit allows it.
+    /// Takes at least `bytes` of contiguous memory, rounded up to whole granules.
     ///
     /// The meter is charged first. The error is [`ResourceError::OutOfMemory`] if the device or the limit has too
     /// little; a refusal of the meter is passed on. Neither changes anything.

@@ -6,13 +6,13 @@
 //! - Every inserted address belongs to exactly one range, free or allocated. A range knows its physical neighbours.
 //! - Two free neighbours are always coalesced, except across the boundary of spans that were inserted without joining.
 //! - Small blocks are split only from ranges up to the size of a [`CHUNK`]. A chunk is a span that was inserted without
-//!   joining, until [`Tlsf::join_chunks`].
+//!   joining, until [`Tlsf::coalesce_chunks`].
 //! - Sizes and addresses are multiples of [`UNIT`].
 //! - A range carries the stamp of the last work on it. A split copies the stamp to both parts; a merge keeps the later
 //!   one.
 //!
 //! Neither locks nor interprets stamps: both are the caller's job. Freeing takes constant time. Allocating probes a bounded
-//! number of ranges, unless only the request's own class can hold it. Only growth of the node vectors allocates host memory.
+//! number of ranges, unless only the request's own class can hold it or it is aligned to more than a unit. Only growth of the node vectors allocates host memory.
 
 #![forbid(unsafe_code)]
 
@@ -99,7 +99,7 @@ impl Tlsf {
         self.allocate_up_to(bytes, if bytes < SMALL { CHUNK_CLASS } else { u32::MAX })
     }
 
-    /// Splits a chunk for small blocks off a larger range. The chunk coalesces with no neighbour until [`Self::join_chunks`].
+    /// Splits a chunk for small blocks off a larger range. The chunk coalesces with no neighbour until [`Self::coalesce_chunks`].
     pub(crate) fn split_chunk(&mut self) -> bool {
         let taken = self.allocate(CHUNK, CHUNK).or_else(|| self.allocate(CHUNK, UNIT));
         let Some(taken) = taken else { return false };
@@ -113,7 +113,7 @@ impl Tlsf {
     }
 
     /// Coalesces chunks that are completely free with their neighbours.
-    pub(crate) fn join_chunks(&mut self) {
+    pub(crate) fn coalesce_chunks(&mut self) {
         let chunks = self.remove_if(CHUNK, &mut |range| (range.bytes == CHUNK).then_some(*range));
         chunks.into_iter().for_each(|chunk| {
             self.insert_span(chunk, true);

@@ -2,10 +2,11 @@
 //!
 //! Good fit: it examines the first [`FIT_CANDIDATES`] ranges of the request's class and takes the smallest that fits;
 //! otherwise the smallest of the first ranges of the next nonempty class, where every range fits. Without such a class it
-//! walks the whole list of the request's class, so a request fails only if no range fits.
+//! walks the whole list of the request's class, so a request fails only if no range fits. A small block also fails if the found
+//! range is larger than a chunk; then the caller splits off another chunk.
 //!
-//! Lists are last in, first out. A search for a usable stamp starts at the oldest range, and probes at most
-//! [`MAX_PROBES`].
+//! Lists are last in, first out. A search for a usable stamp starts at the oldest range. After [`MAX_PROBES`] it skips to the
+//! highest class.
 
 use super::classes::{Classes, class_of, exact, first, is_class_minimum, newest, next, oldest};
 use super::nodes::{Id, Node, Slots};

@@ -69,7 +69,7 @@ fn a_small_range_is_not_split_off_a_large_one_but_off_a_chunk() {
         tlsf.free(taken.node, taken.ptr);
     }
     assert_eq!(tlsf.ranges().count(), 2, "a free chunk stays one");
-    tlsf.join_chunks();
+    tlsf.coalesce_chunks();
     assert_eq!(
         only(&tlsf),
         Range { ptr: BASE, bytes: 8 * CHUNK, stamp: beside.ptr.max(large.ptr) }
@@ -95,7 +95,7 @@ fn without_room_for_a_chunk_nothing_changes() {
     let mut tlsf = with(CHUNK - UNIT);
     let all = only(&tlsf);
     assert!(!tlsf.split_chunk());
-    tlsf.join_chunks();
+    tlsf.coalesce_chunks();
     assert_eq!(only(&tlsf), all);
     assert!(tlsf.allocate_units(UNIT).is_some(), "a small range serves small requests as it is");
 }
