@@ -6,7 +6,6 @@
 //!
 //! Invariant: the ledger counts at least the charged bytes. The meter neither joins a ledger nor sees memory that bypasses its
 //! resource.
-//! bypasses its resource.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
