@@ -153,7 +153,7 @@ fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
   requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
   called at {first} for stream id 0
   limit of the budget 67108864, reserved 0, of which 0 wait on streams
-  1 other processes hold 65011712 bytes
+  1 other process holds 65011712 bytes
   {process}: 65011712 bytes
   hint: trim or end other processes of the ledger, or raise its limit
 "
@@ -173,7 +173,7 @@ fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
   requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
   called at {second} for stream id 0
   limit of the budget 67108864, reserved 62914560, of which 0 wait on streams
-  1 other processes hold 2097152 bytes
+  1 other process holds 2097152 bytes
   {process}: 2097152 bytes
   tag           62914560 bytes        1 blocks  rows
   hint: free or trim 2 MiB in this process, or raise the limit of the ledger
