@@ -233,7 +233,7 @@ pub struct OomReport {
     pub device_free: Option<usize>,
     /// The text of the error without its report.
     pub error: String,
-    /// The call of a runtime or a manager, which sets it after the functions of [`on_oom`](super::BudgetHandle::on_oom) have run.
+    /// The call of a runtime or a manager, which sets it after the callbacks of [`on_oom`](super::BudgetHandle::on_oom) have run.
     #[serde(serialize_with = "of_once")]
     pub call: OnceLock<RefusedCall>,
 }
