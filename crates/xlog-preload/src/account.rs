@@ -125,14 +125,14 @@ impl Account {
         loop {
             match self.try_charge(bytes) {
                 // Another process may take the returned bytes, so the charge is retried until the deadline.
-                Err(refusal) if self.finds_room(bytes, &refusal, &mut pressure) => {}
+                Err(refusal) if self.request_room(bytes, &refusal, &mut pressure) => {}
                 outcome => return outcome,
             }
         }
     }
 
     /// Asks the other processes for cached memory, if the refusal is one that this can help. Returns true if `bytes` may fit now.
-    pub(crate) fn finds_room(
+    pub(crate) fn request_room(
         &self,
         bytes: u64,
         refusal: &Refusal,

@@ -96,7 +96,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     fn report(&self, report: OomReport) {
-        let report = report.file();
+        let report = report.publish();
         *self.core.last_oom.lock() = Some(report.clone());
         for callback in self.core.refusals.outermost() {
             callbacks::inside(|| callback(&report));

@@ -312,8 +312,8 @@ impl OomReport {
         }
     }
 
-    /// Stores the report as this thread's last one, and for the code that prints its error.
-    pub(crate) fn file(self) -> Arc<Self> {
+    /// Publishes the report: as this thread's last one, and for the code that prints its error.
+    pub(crate) fn publish(self) -> Arc<Self> {
         let report = Arc::new(self);
         let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
         let mut recent = RECENT.lock();
