@@ -80,9 +80,9 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
                 }
                 8 => {
                     let free = limit.saturating_sub(ledger.used() + other.used());
-                    let _ = other.take(random.below_u64(free + MIB));
+                    let _ = other.charge(random.below_u64(free + MIB));
                 }
-                _ => other.give(other.used()).unwrap(),
+                _ => other.release(other.used()).unwrap(),
             }
             let meter = runtime.ledger_meter().unwrap();
             let excess = held(&runtime).saturating_sub(meter.bytes());
@@ -92,7 +92,7 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
             assert!(ledger.used() + other.used() <= limit);
         }
         assert!(refused > 0, "{kind}: the limit was not met");
-        other.give(other.used()).unwrap();
+        other.release(other.used()).unwrap();
         blocks.into_iter().for_each(|block| runtime.deallocate(block).unwrap());
         empty(&runtime);
         assert_eq!(runtime.ledger_meter().unwrap().failed_releases(), 0, "{kind}");

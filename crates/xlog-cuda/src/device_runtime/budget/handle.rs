@@ -30,16 +30,16 @@ impl BudgetHandle {
     /// Sets the limit. A limit below what is charged frees nothing: requests are refused until enough is released, and pressure
     /// callbacks are called.
     pub fn set_limit(&self, bytes: usize) {
-        self.press(self.change_limit(bytes));
+        self.call_pressure_callbacks(self.change_limit(bytes));
     }
 
-    /// [`BudgetHandle::set_limit`] without pressure callbacks. Returns the bytes above the limit, for [`BudgetHandle::press`].
+    /// [`BudgetHandle::set_limit`] without pressure callbacks. Returns the bytes above the limit, for [`BudgetHandle::call_pressure_callbacks`].
     pub(crate) fn change_limit(&self, bytes: usize) -> usize {
         self.core.set_limit(bytes)
     }
 
     /// Calls the pressure callbacks if `over` bytes are above the limit.
-    pub(crate) fn press(&self, over: usize) {
+    pub(crate) fn call_pressure_callbacks(&self, over: usize) {
         if over == 0 {
             return;
         }

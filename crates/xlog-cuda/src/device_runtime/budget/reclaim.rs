@@ -305,7 +305,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             return false;
         }
         let began = Instant::now();
-        let may_fit = meter.relieve(error, limit.min(LONGEST_ASK));
+        let may_fit = meter.request_cached(error, limit.min(LONGEST_ASK));
         let waited = began.elapsed();
         device_wait::spend(waited);
         reclaim.futile_asks += u32::from(waited < WORTHWHILE_WAIT);

@@ -88,6 +88,6 @@ pub(super) fn refresh(core: &RuntimeCore, keeps_lower: bool) -> Option<Effective
     // Under the lock: after two concurrent changes, the budget has the limit that `given` has.
     let over = instrumentation.budget.change_limit(given.bytes);
     drop(given);
-    instrumentation.budget.press(over);
+    instrumentation.budget.call_pressure_callbacks(over);
     Some(limit)
 }
