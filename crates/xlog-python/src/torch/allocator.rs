@@ -46,7 +46,7 @@ struct OpenCapture {
     thread: ThreadId,
 }
 
-/// What is at an address.
+/// The memory at an address.
 enum Live {
     /// A block of the runtime, and the streams that `record_stream` named.
     Block { block: DeviceBlock, used_on: Vec<usize> },
