@@ -20,7 +20,7 @@ def metrics_part(folder, kind):
     try:
         quota = xlog_ledger.Quota(limit=64 * MIB, guaranteed=MIB, name='a "job"\\')
         with xlog_ledger.Ledger(str(ledgers / "GPU-0.ledger"), limit=960 * MIB, quota=quota) as ledger:
-            ledger.take(5 * MIB)
+            ledger.charge(5 * MIB)
             families = list(text_string_to_metric_families(cluster.openmetrics(cluster.rows(own=True))))
     finally:
         del os.environ["XLOG_EXEC_LEDGER"]

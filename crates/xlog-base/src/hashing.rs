@@ -5,16 +5,16 @@ use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map with integer keys.
-pub type PlaceMap<K, V> = HashMap<K, V, BuildHasherDefault<PlaceHasher>>;
+pub type IntMap<K, V> = HashMap<K, V, BuildHasherDefault<IntHasher>>;
 /// A set of integer keys.
-pub type PlaceSet<K> = HashSet<K, BuildHasherDefault<PlaceHasher>>;
+pub type IntSet<K> = HashSet<K, BuildHasherDefault<IntHasher>>;
 
 /// A multiplicative hash for integers. Addresses differ in their middle bits, and a product has its best bits at the top; `finish` rotates
 /// them to the bottom, which hash tables use first.
 #[derive(Default, Debug)]
-pub struct PlaceHasher(u64);
+pub struct IntHasher(u64);
 
-impl Hasher for PlaceHasher {
+impl Hasher for IntHasher {
     fn finish(&self) -> u64 {
         self.0.rotate_left(26)
     }

@@ -13,7 +13,7 @@ mod random;
 mod setters;
 mod size;
 
-pub use hashing::{PlaceHasher, PlaceMap, PlaceSet};
+pub use hashing::{IntHasher, IntMap, IntSet};
 pub use histogram::{FineHistogram, Histogram, PowerHistogram};
 pub use minstd::Minstd;
 pub use mutex::{Condvar, Mutex, MutexGuard};

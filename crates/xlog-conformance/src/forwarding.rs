@@ -25,10 +25,10 @@ pub(crate) struct Below {
 struct Unread;
 
 impl PhysicalMeter for Unread {
-    fn take(&self, _bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, _bytes: usize) -> ResourceResult<()> {
         Ok(())
     }
-    fn give(&self, _bytes: usize) {}
+    fn release(&self, _bytes: usize) {}
 }
 
 impl SegmentWatcher for Unread {

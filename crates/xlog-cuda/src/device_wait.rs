@@ -121,7 +121,7 @@ pub(crate) struct Suspended {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Suspends the deadline for a pressure function, which is code of the user.
+/// Suspends the deadline for a pressure callback, which is code of the user.
 pub(crate) fn suspend() -> Suspended {
     let before = LEFT.replace(UNLIMITED);
     Suspended { before, began: Instant::now(), _not_send: PhantomData }

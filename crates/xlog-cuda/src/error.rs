@@ -38,7 +38,7 @@ pub enum XlogError {
     BadDeviceSpec {
         /// The text as given.
         spec: String,
-        /// What is wrong with it.
+        /// The reason why it is not accepted.
         reason: String,
         /// The accepted values.
         accepted: &'static str,
@@ -47,7 +47,7 @@ pub enum XlogError {
     Open {
         /// The spec of the device.
         spec: String,
-        /// Why it cannot be opened, and what to do.
+        /// The reason why it cannot be opened, and what to do.
         cause: DriverError,
     },
     /// The id belongs to no leased stream.
@@ -65,7 +65,7 @@ pub enum XlogError {
         name: &'static str,
         /// The value as given.
         value: String,
-        /// What is wrong with it.
+        /// The reason why it is not accepted.
         reason: &'static str,
         /// The accepted values.
         accepted: &'static str,

@@ -1,4 +1,4 @@
-//! What most programs need, for one `use xlog_cuda::prelude::*;`.
+//! Common imports, for one `use xlog_cuda::prelude::*;`.
 //!
 //! ```
 //! use xlog_cuda::prelude::*;

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `runtime_build` | building the runtime of an ordinal | `ordinal` |
 //! | `segment_growth` | taking memory for a pool from the device | `bytes` |
-//! | `out_of_memory_ladder` | the steps of a budget before it refuses | `bytes` |
+//! | `reclaim` | the steps of a budget before it refuses | `bytes` |
 //! | `reap_pending` | waiting for frees that are queued | |
 //! | `trim` | returning unused memory to the device | |
 //! | `ledger_file_lock` | taking a ledger's file lock (the crate `xlog-ledger`) | `path` |

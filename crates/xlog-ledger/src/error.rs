@@ -267,7 +267,7 @@ pub enum LedgerError {
         path: PathBuf,
     },
     /// More was released than was charged.
-    #[error("{given} bytes given back of {used} in use; give what was taken, once")]
+    #[error("{given} bytes released of {used} in use; release what was charged, once")]
     Overdrawn {
         /// The bytes given.
         given: u64,

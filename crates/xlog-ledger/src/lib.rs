@@ -17,10 +17,10 @@
 //! // Without a directory: the one that all processes of the user share.
 //! let config = LedgerConfig::new(key).with_limit(64 << 30).with_directory(&directory);
 //! let ledger = Ledger::open(config)?;
-//! ledger.take(32 << 20)?; // before the memory is taken from the device
+//! ledger.charge(32 << 20)?; // before the memory is taken from the device
 //! let view = LedgerView::open(ledger.path())?; // any process may look
 //! assert_eq!(view.snapshot()?.slots.len(), 1);
-//! ledger.give(32 << 20)?; // after it was returned
+//! ledger.release(32 << 20)?; // after it was returned
 //! assert_eq!(ledger.used(), 0);
 //! # drop((ledger, view));
 //! # std::fs::remove_dir_all(&directory)?;

@@ -125,14 +125,14 @@ impl Account {
         loop {
             match self.try_charge(bytes) {
                 // Another process may take the returned bytes, so the charge is retried until the deadline.
-                Err(refusal) if self.finds_room(bytes, &refusal, &mut pressure) => {}
+                Err(refusal) if self.request_room(bytes, &refusal, &mut pressure) => {}
                 outcome => return outcome,
             }
         }
     }
 
     /// Asks the other processes for cached memory, if the refusal is one that this can help. Returns true if `bytes` may fit now.
-    pub(crate) fn finds_room(
+    pub(crate) fn request_room(
         &self,
         bytes: u64,
         refusal: &Refusal,
@@ -142,7 +142,7 @@ impl Account {
         let left = left.saturating_duration_since(Instant::now());
         refusal.kind == LEDGER_LIMIT
             && !left.is_zero()
-            && self.ledger().is_some_and(|ledger| ledger.press(bytes, left))
+            && self.ledger().is_some_and(|ledger| ledger.request_cached(bytes, left))
     }
 
     /// Charges `bytes` if they fit now. The local limit counts them only after the ledger granted them, so bytes for which another thread
@@ -162,7 +162,7 @@ impl Account {
             return Err(beyond(used));
         }
         let refuse = |kind, error: LedgerError| Err(Refusal { kind, reason: error.to_string() });
-        match self.ledger().map_or(Ok(()), |ledger| ledger.take(bytes)) {
+        match self.ledger().map_or(Ok(()), |ledger| ledger.charge(bytes)) {
             Ok(()) => {}
             Err(error @ LedgerError::OverQuota { .. }) => return refuse(PROCESS_LIMIT, error),
             Err(error @ LedgerError::Full { .. }) => return refuse(LEDGER_LIMIT, error),
@@ -171,14 +171,14 @@ impl Account {
         }
         let counted = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, fits);
         counted.map(|_| ()).map_err(|used| {
-            self.give(bytes);
+            self.return_to_ledger(bytes);
             beyond(used)
         })
     }
 
     /// Releases `bytes` in the ledger.
-    fn give(&self, bytes: u64) {
-        if let Some(Err(error)) = self.ledger().map(|ledger| ledger.give(bytes)) {
+    fn return_to_ledger(&self, bytes: u64) {
+        if let Some(Err(error)) = self.ledger().map(|ledger| ledger.release(bytes)) {
             self.leave(&error);
         }
     }
@@ -188,7 +188,7 @@ impl Account {
         let _ = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             Some(used.saturating_sub(bytes))
         });
-        self.give(bytes);
+        self.return_to_ledger(bytes);
     }
 
     /// The smaller of the process's limit and the ledger's.

@@ -17,7 +17,7 @@ use crate::log::Entry;
 use crate::messages::guarded;
 use crate::pools::{self, Pool};
 use crate::state::{State, existing, state};
-use xlog_base::PlaceMap;
+use xlog_base::IntMap;
 
 /// The kind of a table key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Block {
 }
 
 /// The live blocks of the process.
-pub(crate) type Blocks = PlaceMap<(Space, u64), Block>;
+pub(crate) type Blocks = IntMap<(Space, u64), Block>;
 
 /// An allocating call before the driver sees it.
 pub(crate) struct Request {

@@ -13,7 +13,7 @@ use xlog_trace::{StackId, record_stack};
 
 use crate::resolve::{file_name, object_of};
 use crate::state::State;
-use xlog_base::PlaceMap;
+use xlog_base::IntMap;
 
 /// Objects that call the driver on behalf of others.
 const INTERMEDIATE: [&str; 5] = ["libcudart", "libcuda.so", OWN, "libffi.so", "_ctypes."];
@@ -30,7 +30,7 @@ const MAX_ADDRESSES: usize = 1 << 16;
 
 #[derive(Default)]
 pub(crate) struct Callers {
-    by_address: PlaceMap<usize, Object>,
+    by_address: IntMap<usize, Object>,
     names: HashSet<&'static str>,
 }
 

@@ -5,10 +5,10 @@ use crate::driver::{CuResult, SUCCESS};
 use crate::messages::guarded;
 use crate::pools;
 use crate::state::{State, existing};
-use xlog_base::PlaceMap;
+use xlog_base::IntMap;
 
 /// The contexts that allocated memory. A primary context has its device as value.
-pub(crate) type Contexts = PlaceMap<u64, Option<u32>>;
+pub(crate) type Contexts = IntMap<u64, Option<u32>>;
 
 /// The current context, recorded on first use; 0 if there is none.
 pub(crate) fn current(state: &State) -> u64 {

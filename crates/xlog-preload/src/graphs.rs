@@ -275,7 +275,7 @@ fn admit(request: &Request, bytes: u64) -> Result<(), Refusal> {
     let mut pressure = PressureDeadline::new();
     loop {
         match state.graphs.charge(account, device, bytes) {
-            Err(refusal) if account.finds_room(bytes, &refusal, &mut pressure) => {}
+            Err(refusal) if account.request_room(bytes, &refusal, &mut pressure) => {}
             outcome => return outcome,
         }
     }

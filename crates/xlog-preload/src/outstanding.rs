@@ -13,7 +13,7 @@ use xlog_base::Mutex;
 
 use crate::log::{per_thread, thread};
 use crate::state::State;
-use xlog_base::PlaceSet;
+use xlog_base::IntSet;
 
 /// A context and a stream in it. Per-thread default streams have numbers that no handle has.
 pub(crate) type Stream = (u64, u64);
@@ -30,7 +30,7 @@ pub(crate) struct Outstanding {
 
 #[derive(Default)]
 struct Noted {
-    streams: PlaceSet<Stream>,
+    streams: IntSet<Stream>,
     /// The number of additions.
     changes: u64,
 }

@@ -27,7 +27,7 @@ use crate::log::per_thread;
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{MISSED, stream_of};
 use crate::state::{State, existing, state};
-use xlog_base::PlaceMap;
+use xlog_base::IntMap;
 
 /// The usual and the minimum step in which the driver's pools grow.
 const GROWTH: u64 = 32 << 20;
@@ -38,22 +38,22 @@ pub(crate) struct Pool {
     handle: u64,
     /// `None` for a pool of host memory, which is not counted.
     device: Option<u32>,
-    /// The bytes of live blocks. Outside `books`, so that a free waits for no request.
+    /// The bytes of live blocks. Outside `charge`, so that a free waits for no request.
     live: AtomicU64,
-    /// Set with the books locked, or once the driver has reused the handle. A destroyed pool keeps the memory of its live blocks.
+    /// Set with the charge locked, or once the driver has reused the handle. A destroyed pool keeps the memory of its live blocks.
     is_destroyed: AtomicBool,
-    books: Mutex<Books>,
+    charge: Mutex<PoolCharge>,
 }
 
 #[derive(Default)]
-struct Books {
-    charged: u64,
+struct PoolCharge {
+    bytes: u64,
 }
 
 impl Pool {
     fn new(handle: u64, device: Option<u32>) -> Self {
         let (live, is_destroyed) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { handle, device, live, is_destroyed, books: Mutex::default() }
+        Self { handle, device, live, is_destroyed, charge: Mutex::default() }
     }
 
     fn is_destroyed(&self) -> bool {
@@ -65,44 +65,49 @@ impl Pool {
         &self,
         driver: &Driver,
         account: &Account,
-        books: &mut Books,
+        charge: &mut PoolCharge,
     ) -> Result<(), Refusal> {
-        let reserved = self.lower(driver, account, books);
-        if reserved > books.charged {
-            account.try_charge(reserved - books.charged)?;
-            books.charged = reserved;
+        let reserved = self.lower(driver, account, charge);
+        if reserved > charge.bytes {
+            account.try_charge(reserved - charge.bytes)?;
+            charge.bytes = reserved;
         }
         Ok(())
     }
 
     /// Lowers the charge to what the pool has reserved, and returns that. Does not wait for the ledger.
-    fn lower(&self, driver: &Driver, account: &Account, books: &mut Books) -> u64 {
+    fn lower(&self, driver: &Driver, account: &Account, charge: &mut PoolCharge) -> u64 {
         let reserved = if self.is_destroyed() {
             self.live.load(Ordering::SeqCst)
         } else {
-            driver.pool_reserved(self.handle).unwrap_or(books.charged)
+            driver.pool_reserved(self.handle).unwrap_or(charge.bytes)
         };
         let reserved = rounded(reserved);
-        if reserved < books.charged {
-            account.release(books.charged - reserved);
-            books.charged = reserved;
+        if reserved < charge.bytes {
+            account.release(charge.bytes - reserved);
+            charge.bytes = reserved;
         }
         reserved
     }
 
     /// Makes the pool return unused memory, and corrects its charge.
-    fn shrink(&self, driver: &Driver, account: &Account, books: &mut Books) -> Result<(), Refusal> {
+    fn shrink(
+        &self,
+        driver: &Driver,
+        account: &Account,
+        charge: &mut PoolCharge,
+    ) -> Result<(), Refusal> {
         if !self.is_destroyed() {
             driver.trim_pool(self.handle, 0);
         }
-        self.correct(driver, account, books)
+        self.correct(driver, account, charge)
     }
 
     /// The bytes of a request that the charge does not cover beside live blocks. The driver's count of used bytes is not suitable: it does
     /// not fall when `cuMemFree` frees a block.
-    fn missing(&self, books: &Books, bytes: u64) -> u64 {
+    fn missing(&self, charge: &PoolCharge, bytes: u64) -> u64 {
         let live = self.live.load(Ordering::SeqCst);
-        bytes.saturating_sub(books.charged.saturating_sub(live))
+        bytes.saturating_sub(charge.bytes.saturating_sub(live))
     }
 
     /// Charges the part of a request that the pool's free memory does not cover.
@@ -110,14 +115,14 @@ impl Pool {
         &self,
         driver: &Driver,
         account: &Account,
-        books: &mut Books,
+        charge: &mut PoolCharge,
         bytes: u64,
     ) -> Result<(), Refusal> {
-        if self.missing(books, bytes) == 0 {
+        if self.missing(charge, bytes) == 0 {
             return Ok(());
         }
-        self.correct(driver, account, books)?;
-        let missing = self.missing(books, bytes);
+        self.correct(driver, account, charge)?;
+        let missing = self.missing(charge, bytes);
         if missing == 0 {
             return Ok(());
         }
@@ -131,7 +136,7 @@ impl Pool {
                 in_steps(SMALLEST_GROWTH)
             }
         };
-        books.charged = books.charged.saturating_add(charged);
+        charge.bytes = charge.bytes.saturating_add(charged);
         Ok(())
     }
 }
@@ -139,9 +144,9 @@ impl Pool {
 #[derive(Default)]
 pub(crate) struct Pools {
     /// All known pools by handle, including destroyed ones.
-    by_handle: PlaceMap<u64, Arc<Pool>>,
+    by_handle: IntMap<u64, Arc<Pool>>,
     /// The pools that `cuMemAllocAsync` uses, by device, until the program may have changed them.
-    current: PlaceMap<u32, Arc<Pool>>,
+    current: IntMap<u32, Arc<Pool>>,
     /// The number of such possible changes.
     changes: u64,
 }
@@ -152,7 +157,7 @@ pub(crate) fn reclaim(state: &State, device: u32) {
     let pools = all(state);
     for pool in pools.iter().filter(|pool| pool.device == Some(device)) {
         // If raising the charge is refused, the next request does it.
-        let _ = pool.shrink(&state.driver, account, &mut pool.books.lock());
+        let _ = pool.shrink(&state.driver, account, &mut pool.charge.lock());
     }
     graphs::reclaim(state, device);
 }
@@ -217,7 +222,7 @@ pub(crate) fn forget_current(state: &State) {
 /// The result of [`admit`].
 enum Admission<'a> {
     /// Charged. The pool stays locked during the driver's call.
-    Admitted(MutexGuard<'a, Books>),
+    Admitted(MutexGuard<'a, PoolCharge>),
     Refused(Refusal),
     /// The pool was destroyed after the request found it.
     Destroyed,
@@ -228,21 +233,21 @@ fn admit<'a>(request: &Request, pool: &'a Pool) -> Admission<'a> {
     let mut pressure = PressureDeadline::new();
     let mut has_reclaimed = false;
     loop {
-        let mut books = pool.books.lock();
+        let mut charge = pool.charge.lock();
         if pool.is_destroyed() {
             return Admission::Destroyed;
         }
         let admitted =
-            pool.admit(&request.state.driver, request.account, &mut books, request.bytes);
-        let Err(refusal) = admitted else { return Admission::Admitted(books) };
-        drop(books);
+            pool.admit(&request.state.driver, request.account, &mut charge, request.bytes);
+        let Err(refusal) = admitted else { return Admission::Admitted(charge) };
+        drop(charge);
         let may_fit = if refusal.is_busy() {
             false
         } else if !std::mem::replace(&mut has_reclaimed, true) {
             reclaim(request.state, request.device);
             true
         } else {
-            request.account.finds_room(request.bytes, &refusal, &mut pressure)
+            request.account.request_room(request.bytes, &refusal, &mut pressure)
         };
         if !may_fit {
             return Admission::Refused(refusal);
@@ -272,8 +277,8 @@ fn take(
         });
         let Some((request, pool)) = begun.flatten() else { return call() };
         match guarded(|| admit(&request, &pool)) {
-            Some(Admission::Admitted(books)) => {
-                return take_admitted(&request, &pool, books, out, call);
+            Some(Admission::Admitted(charge)) => {
+                return take_admitted(&request, &pool, charge, out, call);
             }
             Some(Admission::Refused(refusal)) => {
                 guarded(|| request.note_refused(&refusal));
@@ -293,7 +298,7 @@ fn take(
 fn take_admitted(
     request: &Request,
     pool: &Arc<Pool>,
-    mut books: MutexGuard<'_, Books>,
+    mut charge: MutexGuard<'_, PoolCharge>,
     out: *mut u64,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
@@ -303,17 +308,17 @@ fn take_admitted(
         if result == SUCCESS {
             pool.live.fetch_add(request.bytes, Ordering::SeqCst);
         }
-        let mut corrected = pool.correct(driver, account, &mut books);
+        let mut corrected = pool.correct(driver, account, &mut charge);
         if corrected.as_ref().is_err_and(|refusal| !refusal.is_busy()) {
             // The pool grew by more than was charged. It is unlocked while others return memory.
-            drop(books);
+            drop(charge);
             reclaim(request.state, request.device);
-            books = pool.books.lock();
-            corrected = pool.correct(driver, account, &mut books);
+            charge = pool.charge.lock();
+            corrected = pool.correct(driver, account, &mut charge);
         }
         if let Err(refusal) = &corrected {
             // Unlocked, because the driver may delay the call.
-            drop(books);
+            drop(charge);
             if result == SUCCESS {
                 driver.free_in_order(written(out), request.stream.unwrap_or_default());
                 clear(out);
@@ -321,7 +326,7 @@ fn take_admitted(
             }
             let stream = stream_of(request.state, request.stream.unwrap_or_default());
             request.state.outstanding.note([stream]);
-            if refusal.is_busy() || pool.shrink(driver, account, &mut pool.books.lock()).is_err() {
+            if refusal.is_busy() || pool.shrink(driver, account, &mut pool.charge.lock()).is_err() {
                 let text = "a pool of the driver holds more than was charged for it, until the stream of a refused request is done";
                 say_once(Kind::Pool, text);
             }
@@ -329,7 +334,7 @@ fn take_admitted(
             result = OUT_OF_MEMORY;
             return;
         }
-        drop(books);
+        drop(charge);
         match result {
             SUCCESS => request.insert(Space::Address, written(out), 0, Some(Arc::clone(pool))),
             _ => request.note_failed(result),
@@ -351,18 +356,18 @@ pub(crate) fn note_freed(state: &State, pool: &Pool, bytes: u64, stream: Option<
     pool.live.fetch_sub(bytes, Ordering::SeqCst);
     if pool.is_destroyed() {
         // No synchronisation is needed, and no request holds the lock.
-        lower(state, pool, &mut pool.books.lock());
+        lower(state, pool, &mut pool.charge.lock());
     } else if stream.is_none() {
-        match pool.books.try_lock() {
-            Some(mut books) => lower(state, pool, &mut books),
+        match pool.charge.try_lock() {
+            Some(mut charge) => lower(state, pool, &mut charge),
             None => state.outstanding.note([MISSED]),
         }
     }
 }
 
-fn lower(state: &State, pool: &Pool, books: &mut Books) {
+fn lower(state: &State, pool: &Pool, charge: &mut PoolCharge) {
     if let Some(account) = pool.device.and_then(|device| state.account(device)) {
-        pool.lower(&state.driver, account, books);
+        pool.lower(&state.driver, account, charge);
     }
 }
 
@@ -370,16 +375,16 @@ fn lower(state: &State, pool: &Pool, books: &mut Books) {
 /// request may have queried the driver before.
 fn correct_now(state: &State, pool: &Pool) -> u64 {
     let Some(account) = pool.device.and_then(|device| state.account(device)) else { return 0 };
-    let Some(mut books) = pool.books.try_lock() else {
+    let Some(mut charge) = pool.charge.try_lock() else {
         state.outstanding.note([MISSED]);
         return u64::MAX;
     };
-    let mut corrected = pool.correct(&state.driver, account, &mut books);
+    let mut corrected = pool.correct(&state.driver, account, &mut charge);
     if corrected.as_ref().is_err_and(|refusal| !refusal.is_busy()) {
         // If raising the charge is refused, the pool is shrunk, and the rest is left to the next request.
-        corrected = pool.shrink(&state.driver, account, &mut books);
+        corrected = pool.shrink(&state.driver, account, &mut charge);
     }
-    let rest = books.charged.saturating_sub(pool.live.load(Ordering::SeqCst));
+    let rest = charge.bytes.saturating_sub(pool.live.load(Ordering::SeqCst));
     corrected.map_or(u64::MAX, |()| rest)
 }
 
@@ -493,7 +498,7 @@ pub(crate) fn create(
             // The program may have destroyed the earlier pool by a call that is not intercepted.
             forget_current(state);
             earlier.is_destroyed.store(true, Ordering::SeqCst);
-            lower(state, &earlier, &mut earlier.books.lock());
+            lower(state, &earlier, &mut earlier.charge.lock());
             Some(())
         });
     }
@@ -515,12 +520,12 @@ pub(crate) fn destroy(
     let Some((state, pool)) = found.flatten() else { return call() };
     // Locked during the call, because another thread may use the pool. It stays in the table until the driver reuses the handle, because a
     // thread may still look up a handle it read before.
-    let mut books = pool.books.lock();
+    let mut charge = pool.charge.lock();
     let result = call();
     if result == SUCCESS {
         pool.is_destroyed.store(true, Ordering::SeqCst);
-        guarded(|| lower(state, &pool, &mut books));
-        drop(books);
+        guarded(|| lower(state, &pool, &mut charge));
+        drop(charge);
         // The default pool becomes the current one.
         guarded(|| forget_current(state));
     }

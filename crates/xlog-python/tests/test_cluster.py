@@ -30,11 +30,11 @@ class Shares(InAFolder):
     def test_a_share_is_the_quota_of_this_process_and_changes_while_it_runs(self):
         with xlog_ledger.Ledger(self.path, limit=64 * MIB) as ledger:
             self.assertEqual(cluster.apply(0.25, "first"), {"GPU-0": 16 * MIB})
-            ledger.take(16 * MIB)
-            self.assertRaises(xlog_ledger.OverQuota, ledger.take, 1)
+            ledger.charge(16 * MIB)
+            self.assertRaises(xlog_ledger.OverQuota, ledger.charge, 1)
             cluster.apply(0.5, "second")
-            ledger.take(16 * MIB)
-            self.assertRaises(xlog_ledger.OverQuota, ledger.take, 1)
+            ledger.charge(16 * MIB)
+            self.assertRaises(xlog_ledger.OverQuota, ledger.charge, 1)
             self.assertEqual(ledger.quota, xlog_ledger.Quota(limit=32 * MIB, name="second"))
 
     def test_a_process_that_is_not_on_a_ledger_yet_finds_its_share_in_the_environment(self):
@@ -152,7 +152,7 @@ class Metrics(InAFolder):
     def test_rows_have_this_process_with_its_quota_and_metrics_end(self):
         quota = xlog_ledger.Quota(limit=8 * MIB, guaranteed=MIB, name="job")
         with xlog_ledger.Ledger(self.path, limit=64 * MIB, quota=quota) as ledger:
-            ledger.take(2 * MIB)
+            ledger.charge(2 * MIB)
             [row] = cluster.rows(own=True, of="node-1")
         self.assertEqual((row["node"], row["device"], row["tag"]), ("node-1", "GPU-0", "job"))
         self.assertEqual((row["used"], row["quota"], row["guaranteed"], row["limit"]), (2 * MIB, 8 * MIB, MIB, 64 * MIB))
@@ -163,8 +163,8 @@ class Metrics(InAFolder):
     def test_two_slots_of_a_process_are_one_series(self):
         quota = xlog_ledger.Quota(limit=8 * MIB, name="job")
         with xlog_ledger.Ledger(self.path, limit=64 * MIB, quota=quota) as one, xlog_ledger.Ledger(self.path, quota=quota) as two:
-            one.take(MIB)
-            two.take(2 * MIB)
+            one.charge(MIB)
+            two.charge(2 * MIB)
             [row] = cluster.rows(own=True)
         self.assertEqual((row["used"], row["quota"], row["limit"]), (3 * MIB, 16 * MIB, 64 * MIB))
 

@@ -29,7 +29,7 @@ const XTRACE: [u8; 8] = *b"\x89XTRACE\n";
 #[derive(Clone, Copy, Debug)]
 pub struct Strict(pub bool);
 
-/// Why a command that reads logs failed.
+/// The reason why a command that reads logs failed.
 #[derive(Debug)]
 pub enum Trouble {
     /// It could not run: exit status 2 and no output.
@@ -325,7 +325,7 @@ pub struct ReadingReport {
     pub dropped_by_writer: u64,
     /// No sign of missing records was found.
     pub complete: bool,
-    /// Why records are or may be missing; `null` for a complete log.
+    /// The reason why records are or may be missing; `null` for a complete log.
     pub incomplete: Option<String>,
 }
 

@@ -61,7 +61,7 @@ pub(crate) struct HostEnd<'a> {
     pub(crate) what: Revoked,
 }
 
-/// What a host call revokes.
+/// The rights that a host call revokes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Revoked {
     /// The block.

@@ -142,7 +142,7 @@ impl Known {
     }
 }
 
-/// What reports show of an operation.
+/// The part of an operation that reports show.
 pub(crate) struct OpMeta {
     pub(crate) sequence: u64,
     pub(crate) label: Label,

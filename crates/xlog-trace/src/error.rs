@@ -45,7 +45,7 @@ impl fmt::Display for BadInput {
     }
 }
 
-/// Why a log cannot be read or written.
+/// The reason why a log cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -92,7 +92,7 @@ pub enum TraceError {
         live: usize,
         /// The memory that tracking more would take.
         bytes: usize,
-        /// Why that is too much.
+        /// The reason why that is too much.
         why: &'static str,
     },
     /// Another recorder, in this process or another, writes the file.

@@ -13,7 +13,7 @@ pub const MAX_LINE_BYTES: usize = 64 << 10;
 pub(crate) const MAX_LINES_IN_RECORD: usize = 64;
 const READ_BYTES: usize = 64 << 10;
 
-/// Why a line is broken.
+/// The reason why a line is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
     TooLong,

@@ -96,7 +96,7 @@ impl fmt::Display for ReadReport {
     }
 }
 
-/// What a reader knows of a log while it reads.
+/// The state of a log while it is read.
 #[derive(Clone, Debug, Default)]
 pub struct LogState {
     /// The header of the log.

@@ -71,19 +71,19 @@ struct Reserved {
 }
 
 impl PhysicalMeter for Reserved {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, bytes: usize) -> ResourceResult<()> {
         if let Some(ledger) = &self.ledger {
-            ledger.take(bytes)?;
+            ledger.charge(bytes)?;
         }
         let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.peak.fetch_max(now, Ordering::Relaxed);
         Ok(())
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.now.fetch_sub(bytes, Ordering::Relaxed);
         if let Some(ledger) = &self.ledger {
-            ledger.give(bytes);
+            ledger.release(bytes);
         }
     }
 }

@@ -158,7 +158,7 @@ pub(crate) struct HandoffArguments {
     pub(crate) json: bool,
 }
 
-/// Why no command runs.
+/// The reason why no command runs.
 #[derive(Debug)]
 pub(crate) enum Refusal {
     /// Help or version was requested.

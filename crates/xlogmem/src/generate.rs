@@ -45,7 +45,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = count::<u64>(1..=1_000_000_000))]
     records: u64,
 
-    /// What the sizes and the order are made from
+    /// The seed of the sizes and the order
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     seed: u64,
 

@@ -9,7 +9,6 @@
 //!   reuses is never mistaken for the earlier stream, and the legacy and per-thread default streams need no special care.
 //! - A proxy is in the capture of its foreign stream, or neither is captured. A stream whose capture cannot be joined is
 //!   refused before anything is recorded on it.
-//!   is recorded on it.
 
 use std::ffi::c_void;
 use std::fmt;

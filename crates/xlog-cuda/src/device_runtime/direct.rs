@@ -143,7 +143,7 @@ impl DirectCudaResource {
         self.physical.fetch_sub(physical, Ordering::AcqRel);
         self.granules.fetch_sub(self.in_granules(bytes), Ordering::AcqRel);
         if let Some(meter) = self.meter() {
-            meter.give(physical);
+            meter.release(physical);
         }
         Ok(())
     }
@@ -166,7 +166,7 @@ impl<'a> Counted<'a> {
         resource.charge_granules(bytes)?;
         let mut counted = Self { resource, bytes, meter: None, is_kept: false };
         if let Some(meter) = resource.meter() {
-            meter.take(resource.physical(bytes))?;
+            meter.charge(resource.physical(bytes))?;
             counted.meter = Some(meter);
         }
         Ok(counted)
@@ -184,7 +184,7 @@ impl Drop for Counted<'_> {
             return;
         }
         if let Some(meter) = &self.meter {
-            meter.give(self.resource.physical(self.bytes));
+            meter.release(self.resource.physical(self.bytes));
         }
         self.resource.granules.fetch_sub(self.resource.in_granules(self.bytes), Ordering::AcqRel);
     }
@@ -321,7 +321,7 @@ impl DeviceMemoryResource for DirectCudaResource {
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        meter.take(self.physical.load(Ordering::Acquire))?;
+        meter.charge(self.physical.load(Ordering::Acquire))?;
         *self.meter.lock() = Some(meter);
         Ok(())
     }
@@ -361,11 +361,11 @@ mod tests {
     struct Sum(AtomicUsize);
 
     impl PhysicalMeter for Sum {
-        fn take(&self, bytes: usize) -> ResourceResult<()> {
+        fn charge(&self, bytes: usize) -> ResourceResult<()> {
             self.0.fetch_add(bytes, Ordering::Relaxed);
             Ok(())
         }
-        fn give(&self, bytes: usize) {
+        fn release(&self, bytes: usize) {
             self.0.fetch_sub(bytes, Ordering::Relaxed);
         }
     }

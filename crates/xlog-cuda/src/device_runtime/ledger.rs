@@ -6,7 +6,6 @@
 //!
 //! Invariant: the ledger counts at least the charged bytes. The meter neither joins a ledger nor sees memory that bypasses its
 //! resource.
-//! bypasses its resource.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -119,7 +118,7 @@ impl LedgerMeter {
     fn report_failure(&self, problem: &dyn std::fmt::Display) {
         if self.failed_releases.fetch_add(1, Ordering::Relaxed) == 0 {
             super::runtime::print_line(format_args!(
-                "memory was returned that the ledger {} could not be told of: {problem}",
+                "memory was returned that the ledger {} could not record: {problem}",
                 self.ledger.path().display()
             ));
         }
@@ -127,7 +126,7 @@ impl LedgerMeter {
 
     fn release_units(&self, units: u64) {
         if units > 0
-            && let Err(error) = self.ledger.give(units * UNIT)
+            && let Err(error) = self.ledger.release(units * UNIT)
         {
             self.report_failure(&error);
         }
@@ -135,7 +134,7 @@ impl LedgerMeter {
 }
 
 impl PhysicalMeter for LedgerMeter {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, bytes: usize) -> ResourceResult<()> {
         let wanted = bytes as u64;
         // Units that the ledger granted to this call, not yet counted.
         let mut granted = 0;
@@ -163,7 +162,7 @@ impl PhysicalMeter for LedgerMeter {
                 (short, state.slack() + granted * UNIT)
             };
             // Another thread may use these units first; the loop then charges more.
-            if let Err(error) = self.ledger.take(short.saturating_mul(UNIT)) {
+            if let Err(error) = self.ledger.charge(short.saturating_mul(UNIT)) {
                 self.release_units(granted);
                 return Err(refused(error, bytes, slack));
             }
@@ -171,13 +170,13 @@ impl PhysicalMeter for LedgerMeter {
         }
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         let mut state = self.state.lock();
         let Some(left) = state.bytes.checked_sub(bytes as u64) else {
             let counted = state.bytes;
             drop(state);
             return self
-                .report_failure(&format_args!("{bytes} bytes given back of {counted} taken"));
+                .report_failure(&format_args!("{bytes} bytes released of {counted} charged"));
         };
         state.bytes = left;
         let surplus = state.surplus();
@@ -185,10 +184,10 @@ impl PhysicalMeter for LedgerMeter {
         self.release_units(surplus);
     }
 
-    fn relieve(&self, error: &ResourceError, limit: Duration) -> bool {
+    fn request_cached(&self, error: &ResourceError, limit: Duration) -> bool {
         match error {
             ResourceError::OutOfBudget { requested, .. } => {
-                self.ledger.press(*requested as u64, limit)
+                self.ledger.request_cached(*requested as u64, limit)
             }
             // The kernel releases the locks of a killed process before the driver has freed all of its memory.
             ResourceError::OutOfMemory { .. } if self.ledger.has_reclaimed_within(TEARDOWN) => {

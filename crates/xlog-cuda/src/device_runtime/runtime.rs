@@ -10,6 +10,7 @@
 //! `core` holds the parts, `calls` forwards to the resource, `table` holds the shared runtimes of the process, `config` is the
 //! configuration of a runtime, and `stack` builds one from it.
 
+mod background_thread;
 mod calls;
 mod config;
 mod core;

@@ -13,7 +13,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use xlog_base::{Mutex, PlaceMap};
+use xlog_base::{IntMap, Mutex};
 
 use super::resource::{Generation, ResourceError, ResourceResult, SLOT_BITS};
 
@@ -33,7 +33,7 @@ pub(crate) enum SideTable<const N: usize> {
 
 /// Created when its first slot is used.
 type Chunk<const N: usize> = OnceLock<Box<[Run<N>]>>;
-type Map<const N: usize> = Mutex<PlaceMap<Generation, MapEntry<N>>>;
+type Map<const N: usize> = Mutex<IntMap<Generation, MapEntry<N>>>;
 
 #[derive(Debug)]
 pub(crate) struct MapEntry<const N: usize> {

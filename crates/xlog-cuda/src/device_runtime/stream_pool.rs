@@ -26,7 +26,7 @@ use crate::{CudaDevice, DeviceStream, Result, XlogError};
 /// The `max_streams` of [`StreamPool::with_defaults`].
 pub const DEFAULT_MAX_STREAMS: usize = 16;
 
-/// Why a stream could not be leased.
+/// The reason why a stream could not be leased.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamPoolError {
     /// All streams of the pool are leased.

@@ -24,11 +24,11 @@ impl Meter {
 }
 
 impl PhysicalMeter for Meter {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, bytes: usize) -> ResourceResult<()> {
         self.0.fetch_add(bytes, Ordering::SeqCst);
         Ok(())
     }
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         let before = self.0.fetch_sub(bytes, Ordering::SeqCst);
         assert!(before >= bytes, "{bytes} bytes were given back of {before}");
     }

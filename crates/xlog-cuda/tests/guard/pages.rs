@@ -259,12 +259,12 @@ struct Meter {
 }
 
 impl PhysicalMeter for Meter {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, bytes: usize) -> ResourceResult<()> {
         let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.most.fetch_max(now, Ordering::Relaxed);
         Ok(())
     }
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.now.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -198,7 +198,7 @@ fn a_survey_creates_nothing_and_sees_what_is_there() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 
     let ledger = directory.ledger(32 * MIB);
-    ledger.take(MIB).unwrap();
+    ledger.charge(MIB).unwrap();
     let preview = XlogDeviceRuntime::preview_limits(&sim(), &config).unwrap();
     match preview.ledger {
         LedgerPreview::Present(found) => {

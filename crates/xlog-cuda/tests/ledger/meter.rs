@@ -15,17 +15,17 @@ fn meter(directory: &TestDirectory, units: u64) -> LedgerMeter {
 fn what_is_taken_in_one_portion_and_given_in_many_comes_back_whole() {
     let directory = TestDirectory::new();
     let meter = meter(&directory, 100);
-    meter.take(1000).unwrap();
+    meter.charge(1000).unwrap();
     assert_eq!((meter.bytes(), meter.ledger().used()), (1000, 4 * UNIT));
     for _ in 0..1000 {
-        meter.give(1);
+        meter.release(1);
     }
     assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_releases()), (0, 0, 0));
     for _ in 0..1000 {
-        meter.take(1).unwrap();
+        meter.charge(1).unwrap();
     }
     assert_eq!(meter.ledger().used(), 4 * UNIT, "a thousand bytes are four units, not a thousand");
-    meter.give(1000);
+    meter.release(1000);
     assert_eq!((meter.bytes(), meter.ledger().used(), meter.failed_releases()), (0, 0, 0));
 }
 
@@ -34,18 +34,18 @@ fn a_refusal_has_exact_numbers_and_counts_nothing() {
     let directory = TestDirectory::new();
     let meter = meter(&directory, 10);
     let other = directory.ledger(UNIT);
-    other.take(3 * UNIT).unwrap();
-    meter.take(100).unwrap();
+    other.charge(3 * UNIT).unwrap();
+    meter.charge(100).unwrap();
     // Six units are free, and 156 bytes of the one that is taken.
     let left = 6 * UNIT as usize + 156;
     let refused = ResourceError::OutOfBudget { requested: left + 1, remaining: left };
-    assert_eq!(meter.take(left + 1), Err(refused));
+    assert_eq!(meter.charge(left + 1), Err(refused));
     assert_eq!((meter.bytes(), meter.ledger().used()), (100, UNIT));
-    meter.take(left).unwrap();
-    assert_eq!(meter.take(1), Err(ResourceError::OutOfBudget { requested: 1, remaining: 0 }));
-    meter.give(left + 100);
+    meter.charge(left).unwrap();
+    assert_eq!(meter.charge(1), Err(ResourceError::OutOfBudget { requested: 1, remaining: 0 }));
+    meter.release(left + 100);
     assert_eq!((meter.bytes(), meter.ledger().used()), (0, 0));
-    let refused = meter.take(usize::MAX).unwrap_err();
+    let refused = meter.charge(usize::MAX).unwrap_err();
     assert!(matches!(refused, ResourceError::OutOfBudget { requested: usize::MAX, .. }));
 }
 
@@ -56,7 +56,7 @@ fn a_ledger_that_cannot_be_asked_is_an_error_that_says_why() {
     let (path, copy) = (meter.ledger().path(), directory.path().join("copy"));
     std::fs::copy(path, &copy).unwrap();
     std::fs::rename(&copy, path).unwrap();
-    match meter.take(1) {
+    match meter.charge(1) {
         Err(error @ ResourceError::Ledger(_)) => {
             let said = error.to_string();
             assert!(said.contains("test.ledger") && said.contains("replaced"), "{said}");
@@ -71,11 +71,11 @@ fn a_ledger_that_cannot_be_asked_is_an_error_that_says_why() {
 fn giving_what_was_not_taken_is_counted_and_changes_nothing() {
     let directory = TestDirectory::new();
     let meter = meter(&directory, 10);
-    meter.take(300).unwrap();
-    meter.give(301);
-    meter.give(usize::MAX);
+    meter.charge(300).unwrap();
+    meter.release(301);
+    meter.release(usize::MAX);
     assert_eq!((meter.failed_releases(), meter.bytes()), (2, 300));
-    meter.give(300);
+    meter.release(300);
     assert_eq!((meter.bytes(), meter.ledger().used()), (0, 0));
 }
 
@@ -91,11 +91,11 @@ fn random_portions_are_counted_as_their_sum() {
         let bytes = random.below_u64(3 * UNIT) as usize;
         if random.below_u64(2) == 0 {
             let fits = sum + bytes as u64 <= limit;
-            assert_eq!(meter.take(bytes).is_ok(), fits, "step {step}: {sum} + {bytes}");
+            assert_eq!(meter.charge(bytes).is_ok(), fits, "step {step}: {sum} + {bytes}");
             sum += if fits { bytes as u64 } else { 0 };
         } else {
             let bytes = (bytes as u64).min(sum);
-            meter.give(bytes as usize);
+            meter.release(bytes as usize);
             sum -= bytes;
         }
         assert_eq!(meter.bytes(), sum, "step {step}");
@@ -118,19 +118,19 @@ fn threads_that_share_a_unit_never_hold_more_than_is_counted() {
                 let mut held = 0_u64;
                 for _ in 0..10_000 {
                     let bytes = 1 + random.below_u64(500);
-                    if meter.take(bytes as usize).is_ok() {
+                    if meter.charge(bytes as usize).is_ok() {
                         held += bytes;
                         assert!(meter.ledger().used() >= held, "{held} held by one thread alone");
                     }
                     if random.below_u64(2) == 0 || held > 1500 {
                         // In other portions than it was taken.
                         let part = random.below_u64(held + 1);
-                        meter.give(part as usize);
-                        meter.give((held - part) as usize);
+                        meter.release(part as usize);
+                        meter.release((held - part) as usize);
                         held = 0;
                     }
                 }
-                meter.give(held as usize);
+                meter.release(held as usize);
             });
         }
     });

@@ -246,7 +246,7 @@ impl Fleet {
             self.judge.deallocate(block).unwrap();
         }
         self.judge.reap_pending().unwrap();
-        self.judge.ledger().ledger().unwrap().hand_back().unwrap();
+        self.judge.ledger().ledger().unwrap().return_grant().unwrap();
         if let Some(row) = stopped {
             self.workers[row].signal(libc::SIGCONT);
         }

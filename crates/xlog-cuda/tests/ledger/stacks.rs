@@ -80,9 +80,9 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
                 }
                 8 => {
                     let free = limit.saturating_sub(ledger.used() + other.used());
-                    let _ = other.take(random.below_u64(free + MIB));
+                    let _ = other.charge(random.below_u64(free + MIB));
                 }
-                _ => other.give(other.used()).unwrap(),
+                _ => other.release(other.used()).unwrap(),
             }
             let meter = runtime.ledger_meter().unwrap();
             let excess = held(&runtime).saturating_sub(meter.bytes());
@@ -92,7 +92,7 @@ fn what_a_runtime_holds_of_the_device_is_what_the_ledger_counts() {
             assert!(ledger.used() + other.used() <= limit);
         }
         assert!(refused > 0, "{kind}: the limit was not met");
-        other.give(other.used()).unwrap();
+        other.release(other.used()).unwrap();
         blocks.into_iter().for_each(|block| runtime.deallocate(block).unwrap());
         empty(&runtime);
         assert_eq!(runtime.ledger_meter().unwrap().failed_releases(), 0, "{kind}");
@@ -153,7 +153,7 @@ fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
   requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
   called at {first} for stream id 0
   limit of the budget 67108864, reserved 0, of which 0 wait on streams
-  1 other processes hold 65011712 bytes
+  1 other process holds 65011712 bytes
   {process}: 65011712 bytes
   hint: trim or end other processes of the ledger, or raise its limit
 "
@@ -173,7 +173,7 @@ fn the_report_of_a_full_ledger_names_one_limit_and_what_remains_under_it() {
   requested 4194304 bytes for 'rows'; 2097152 remain in the ledger
   called at {second} for stream id 0
   limit of the budget 67108864, reserved 62914560, of which 0 wait on streams
-  1 other processes hold 2097152 bytes
+  1 other process holds 2097152 bytes
   {process}: 2097152 bytes
   tag           62914560 bytes        1 blocks  rows
   hint: free or trim 2 MiB in this process, or raise the limit of the ledger

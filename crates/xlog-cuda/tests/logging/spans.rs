@@ -106,7 +106,7 @@ fn child_enters_them() {
         let refused = runtime.allocate(512 << 20, STREAM, ROWS).unwrap_err();
         assert!(matches!(refused, ResourceError::OutOfBudget { .. }), "{refused}");
         let seen = names.take();
-        assert!(has(&seen, "out_of_memory_ladder bytes=536870912"), "{seen:?}");
+        assert!(has(&seen, "reclaim bytes=536870912"), "{seen:?}");
 
         runtime.reap_pending().unwrap();
         runtime.trim().unwrap();

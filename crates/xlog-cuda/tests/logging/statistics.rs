@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 
 use crate::support::{KEYS, ROWS, Recycler, STREAM, direct, twin};
 use xlog_cuda::device_runtime::statistics::{
-    PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, ScopeUsage,
+    PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART, ScopeStatistics,
 };
 use xlog_cuda::device_runtime::{
     AllocTag, DeviceMemoryResource, QueryScope, StatisticsConfig, StatisticsResource,
@@ -294,7 +294,10 @@ fn a_scope_of_one_resource_does_not_see_another() {
     let block = other.allocate(64, STREAM, ROWS).unwrap();
     other.deallocate(block).unwrap();
     let report = scope.finish();
-    assert_eq!((report.thread, report.global), (ScopeUsage::default(), ScopeUsage::default()));
+    assert_eq!(
+        (report.thread, report.global),
+        (ScopeStatistics::default(), ScopeStatistics::default())
+    );
 }
 
 #[test]

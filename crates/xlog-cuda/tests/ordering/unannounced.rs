@@ -33,7 +33,6 @@ fn rigs(device: &Arc<CudaDevice>) -> Vec<(&'static str, Rig)> {
     vec![
         ("async", Rig::new(device)),
         ("async, exact", with_event_policy(EventPolicy::Exact)),
-        ("async, lazy", with_event_policy(EventPolicy::Lazy)),
         ("pool", Rig::pooled(device, PoolConfig::default())),
         ("guard over async", guarded(Rig::new(device))),
         ("guard over pool", guarded(Rig::pooled(device, PoolConfig::default()))),

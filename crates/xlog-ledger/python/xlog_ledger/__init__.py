@@ -3,12 +3,12 @@
 Standard library only; 64-bit little-endian Linux, CPython 3.9 or newer.
 
     with xlog_ledger.Ledger(xlog_ledger.default_path("GPU-...")) as ledger:
-        ledger.take(32 << 20)   # before the memory is taken from the device
-        ledger.give(32 << 20)   # after it was returned
+        ledger.charge(32 << 20)    # before the memory is taken from the device
+        ledger.release(32 << 20)   # after it was returned
 
 Python cannot compare-and-swap in a mapping. This client therefore never holds an unused grant: the format says that
 a word without one is written by its owner alone while the owner lives. A plain store of eight aligned bytes is
-then enough, and a mutex keeps the threads of the process apart. Every take asks for the file lock; no give does.
+then enough, and a mutex keeps the threads of the process apart. Every charge asks for the file lock; no release does.
 For the same reason it cannot take away what others were granted and do not use: where that is in its way it sets
 the pressure word, on which owners hand it back at their next call, and waits for up to `patience` seconds.
 """
@@ -332,7 +332,7 @@ class Ledger:
 
     # What users call.
 
-    def take(self, count):
+    def charge(self, count):
         """Counts `count` bytes as used, or raises Full or Busy and counts nothing."""
         units = _units(count)
         patience = None
@@ -373,7 +373,7 @@ class Ledger:
             self._words[_AT_PRESSURE // 8] = 0
         return True
 
-    def give(self, count):
+    def release(self, count):
         """Counts `count` bytes as no longer used. Takes no lock."""
         units = _units(count)
         with self._mutex:
@@ -381,7 +381,7 @@ class Ledger:
             own = self._word_at(self._slot)
             used = self._words[own]
             if units > used:
-                raise ValueError(f"{count} bytes given back of {used * UNIT} in use; give what was taken, once")
+                raise ValueError(f"{count} bytes released of {used * UNIT} in use; release what was charged, once")
             self._words[own] = used - units
 
     @property

@@ -1,6 +1,6 @@
 //! Decisions under the file lock: grants to processes from the free bytes.
 //!
-//! While the lock is held, no other slot's total (used + granted) can grow; it shrinks by its owner's gives and by recalls here. So a sum
+//! While the lock is held, no other slot's total (used + granted) can grow; it shrinks by its owner's releases and by recalls here. So a sum
 //! that two readings agree on was true at one instant, and a refusal based on it without remaining grants is never spurious. A kill at any
 //! point leaves each word either before or after a change. The sum never exceeds the limit, because bytes leave one word before they enter
 //! another.
@@ -83,7 +83,7 @@ impl Ledger {
 
     /// Serves a request that this opener's grant does not cover.
     #[cold]
-    pub(super) fn take_shared(&self, slot: &SlotCell, bytes: u64) -> LedgerResult<()> {
+    pub(super) fn charge_shared(&self, slot: &SlotCell, bytes: u64) -> LedgerResult<()> {
         let limit = self.limit_units()?;
         let quota = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
         if let Some(refusal) = self.over_quota(slot, bytes, quota) {

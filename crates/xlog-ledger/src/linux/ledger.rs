@@ -144,7 +144,7 @@ impl Ledger {
     /// Bytes are rounded up to [`UNIT`]. A charge that the own grant covers costs one compare-and-swap. Otherwise dead slots and unused
     /// grants of others are reclaimed before the request is refused.
     #[inline]
-    pub fn take(&self, bytes: u64) -> LedgerResult<()> {
+    pub fn charge(&self, bytes: u64) -> LedgerResult<()> {
         self.check_process()?;
         let slot = self.slot_cell()?;
         if let (Some(units), Some(limit)) = (units_of(bytes), self.quota_units())
@@ -154,16 +154,16 @@ impl Ledger {
             self.yield_to_pressure(slot);
             return Ok(());
         }
-        self.take_shared(slot, bytes)
+        self.charge_shared(slot, bytes)
     }
 
     /// Releases `bytes` after they were freed on the device, in the portions in which they were charged: each is rounded up separately.
     ///
     /// Takes no lock. Up to two chunks stay in the own grant; all bytes return to the ledger if others need them.
     #[inline]
-    pub fn give(&self, bytes: u64) -> LedgerResult<()> {
+    pub fn release(&self, bytes: u64) -> LedgerResult<()> {
         if !self.sentinel.is_owner() {
-            return self.give_after_leaving();
+            return self.release_after_leaving();
         }
         let slot = self.slot_cell()?;
         // With a damaged quota no grant is kept.
@@ -175,7 +175,7 @@ impl Ledger {
             // Another thread may have left the ledger meanwhile.
             return match self.sentinel.is_owner() {
                 true => Err(LedgerError::Overdrawn { given: bytes, used: self.used() }),
-                false => self.give_after_leaving(),
+                false => self.release_after_leaving(),
             };
         }
         if self.yield_to_pressure(slot) {
@@ -185,7 +185,7 @@ impl Ledger {
     }
 
     /// Returns the unused grant to the ledger, for example before a long pause, and returns its bytes.
-    pub fn hand_back(&self) -> LedgerResult<u64> {
+    pub fn return_grant(&self) -> LedgerResult<u64> {
         self.check_process()?;
         Ok(drop_grant(self.slot_cell()?) * UNIT)
     }
@@ -335,7 +335,7 @@ impl Ledger {
 
     /// Handles a release after the process left, which released everything.
     #[cold]
-    fn give_after_leaving(&self) -> LedgerResult<()> {
+    fn release_after_leaving(&self) -> LedgerResult<()> {
         match self.not_the_owner() {
             LedgerError::Closed { .. } => Ok(()),
             forked => Err(forked),

@@ -2,7 +2,7 @@
 //!
 //! Each process with memory has a *listener*, a thread that waits on a word of the shared mapping ([`AskListener`]). An asking process
 //! increments the ask counter and wakes all listeners. A listener returns its process's cached memory and then answers by storing the ask's
-//! number in the header. The asking process ([`Ledger::press`]) waits until the bytes fit, all have answered, or its deadline passes.
+//! number in the header. The asking process ([`Ledger::request_cached`]) waits until the bytes fit, all have answered, or its deadline passes.
 //!
 //! Invariants:
 //! - A listener answers after it has returned memory, so an asking process that sees all answers sees all returns.
@@ -156,7 +156,7 @@ impl Ledger {
     ///
     /// Returns true if they would fit at some instant of the call; another process may still take them first. Returns early if all living
     /// processes have answered and none will return more.
-    pub fn press(&self, bytes: u64, limit: Duration) -> bool {
+    pub fn request_cached(&self, bytes: u64, limit: Duration) -> bool {
         let Some(units) = units_of(bytes) else { return false };
         let quota = self.quota_units().unwrap_or(0);
         let limit_units = self.limit_units().map_or(0, |limit| u64::from(limit.min(quota)));

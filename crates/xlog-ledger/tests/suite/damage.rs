@@ -94,7 +94,7 @@ fn a_limit_damaged_while_open_is_never_used() {
     let directory = TestDirectory::new();
     let ledger = directory.open(LIMIT);
     write(&directory.ledger_path(), &[0xff; 8], 128);
-    assert!(matches!(ledger.take(1), Err(LedgerError::Damaged { .. })));
+    assert!(matches!(ledger.charge(1), Err(LedgerError::Damaged { .. })));
     assert!(matches!(ledger.limit(), Err(LedgerError::Damaged { .. })));
     assert!(matches!(ledger.snapshot(), Err(LedgerError::Damaged { .. })));
     assert_eq!(ledger.used(), 0);
@@ -236,5 +236,5 @@ fn noise_in_slots_without_an_owner_is_taken_back() {
     let shown = ledger.snapshot().unwrap();
     assert_eq!(shown.free, 0);
     assert_eq!(shown.slots.iter().filter(|slot| !slot.alive).count(), 7);
-    ledger.take(LIMIT * UNIT).expect("nobody lives there");
+    ledger.charge(LIMIT * UNIT).expect("nobody lives there");
 }

@@ -16,18 +16,18 @@ fn exactly_the_limit_fits_and_one_byte_more_does_not() {
     let directory = TestDirectory::new();
     for chunk in [0, 10, 100] {
         let ledger = Ledger::open(directory.config(100).with_chunk(chunk * UNIT)).unwrap();
-        ledger.take(100 * UNIT).unwrap();
-        match ledger.take(1) {
+        ledger.charge(100 * UNIT).unwrap();
+        match ledger.charge(1) {
             Err(LedgerError::Full { requested, available, limit, own, others, .. }) => {
                 let numbers = (requested, available, limit, own, others);
                 assert_eq!(numbers, (1, 0, 100 * UNIT, 100 * UNIT, 0));
             }
             other => panic!("{other:?}"),
         }
-        ledger.give(100 * UNIT).unwrap();
-        assert_eq!(available(ledger.take(100 * UNIT + 1)), 100 * UNIT);
-        ledger.take(99 * UNIT + 1).expect("rounds up to the limit");
-        ledger.give(99 * UNIT + 1).unwrap();
+        ledger.release(100 * UNIT).unwrap();
+        assert_eq!(available(ledger.charge(100 * UNIT + 1)), 100 * UNIT);
+        ledger.charge(99 * UNIT + 1).expect("rounds up to the limit");
+        ledger.release(99 * UNIT + 1).unwrap();
         assert_eq!(ledger.used(), 0);
     }
 }
@@ -37,11 +37,11 @@ fn requests_no_word_can_hold_are_refused_with_numbers() {
     let directory = TestDirectory::new();
     let ledger = directory.open(100);
     for bytes in [MAX_LIMIT, MAX_LIMIT + 1, u64::MAX] {
-        assert_eq!(available(ledger.take(bytes)), 100 * UNIT);
-        assert!(matches!(ledger.give(bytes), Err(LedgerError::Overdrawn { used: 0, .. })));
+        assert_eq!(available(ledger.charge(bytes)), 100 * UNIT);
+        assert!(matches!(ledger.release(bytes), Err(LedgerError::Overdrawn { used: 0, .. })));
     }
-    ledger.take(0).unwrap();
-    ledger.give(0).unwrap();
+    ledger.charge(0).unwrap();
+    ledger.release(0).unwrap();
     assert_eq!((ledger.used(), ledger.granted()), (0, 0));
 }
 
@@ -49,9 +49,9 @@ fn requests_no_word_can_hold_are_refused_with_numbers() {
 fn giving_more_than_is_used_changes_nothing() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_chunk(8 * UNIT)).unwrap();
-    ledger.take(5 * UNIT).unwrap();
+    ledger.charge(5 * UNIT).unwrap();
     let granted = ledger.granted();
-    match ledger.give(5 * UNIT + 1) {
+    match ledger.release(5 * UNIT + 1) {
         Err(LedgerError::Overdrawn { given, used }) => assert_eq!((given, used), (1281, 1280)),
         other => panic!("{other:?}"),
     }
@@ -63,15 +63,15 @@ fn the_unused_grant_of_an_idle_opener_is_taken_back() {
     let directory = TestDirectory::new();
     let idle = Ledger::open(directory.config(100).with_chunk(40 * UNIT)).unwrap();
     let busy = directory.open(100);
-    idle.take(UNIT).unwrap();
+    idle.charge(UNIT).unwrap();
     assert_eq!(idle.granted(), 40 * UNIT);
-    assert_eq!(available(busy.take(100 * UNIT)), 99 * UNIT);
-    busy.take(99 * UNIT).expect("only one unit is in use");
+    assert_eq!(available(busy.charge(100 * UNIT)), 99 * UNIT);
+    busy.charge(99 * UNIT).expect("only one unit is in use");
     assert_eq!((idle.used(), idle.granted()), (UNIT, 0));
-    assert_eq!(available(idle.take(UNIT)), 0);
-    idle.give(UNIT).unwrap();
+    assert_eq!(available(idle.charge(UNIT)), 0);
+    idle.release(UNIT).unwrap();
     assert_eq!(idle.granted(), 0, "a full ledger leaves no grants");
-    busy.take(UNIT).unwrap();
+    busy.charge(UNIT).unwrap();
 }
 
 #[test]
@@ -79,19 +79,19 @@ fn grants_shrink_as_the_ledger_fills_and_return_when_it_empties() {
     let directory = TestDirectory::new();
     let open = || Ledger::open(directory.config(1000).with_chunk(64 * UNIT)).unwrap();
     let (first, second) = (open(), open());
-    first.take(UNIT).unwrap();
+    first.charge(UNIT).unwrap();
     assert_eq!(first.granted(), 64 * UNIT);
-    second.take(900 * UNIT).unwrap();
+    second.charge(900 * UNIT).unwrap();
     assert_eq!(second.granted(), (1000 - 65 - 900) / 4 * UNIT);
-    assert_eq!(available(first.take(200 * UNIT)), 99 * UNIT);
+    assert_eq!(available(first.charge(200 * UNIT)), 99 * UNIT);
     assert!(first.snapshot().unwrap().pressure);
     assert_eq!(second.granted(), 0);
-    second.give(900 * UNIT).unwrap();
+    second.release(900 * UNIT).unwrap();
     assert_eq!(second.granted(), 0, "handed back under pressure");
-    second.take(100 * UNIT).unwrap();
+    second.charge(100 * UNIT).unwrap();
     assert!(!first.snapshot().unwrap().pressure);
     assert_eq!(second.granted(), 64 * UNIT);
-    assert_eq!(second.hand_back().unwrap(), 64 * UNIT);
+    assert_eq!(second.return_grant().unwrap(), 64 * UNIT);
     assert_eq!(second.granted(), 0);
 }
 
@@ -99,10 +99,10 @@ fn grants_shrink_as_the_ledger_fills_and_return_when_it_empties() {
 fn a_grant_above_two_chunks_is_handed_back() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(10_000).with_chunk(64 * UNIT)).unwrap();
-    ledger.take(500 * UNIT).unwrap();
-    ledger.give(64 * UNIT).unwrap();
+    ledger.charge(500 * UNIT).unwrap();
+    ledger.release(64 * UNIT).unwrap();
     assert_eq!(ledger.granted(), 128 * UNIT);
-    ledger.give(436 * UNIT).unwrap();
+    ledger.release(436 * UNIT).unwrap();
     assert_eq!(ledger.granted(), 64 * UNIT);
     assert_eq!(ledger.snapshot().unwrap().free, (10_000 - 64) * UNIT);
 }
@@ -115,8 +115,8 @@ fn the_limit_of_the_file_rules_until_it_is_set() {
     assert_eq!(second.limit().unwrap(), 100 * UNIT);
     second.set_limit(200 * UNIT + 5).unwrap();
     assert_eq!(first.limit().unwrap(), 200 * UNIT);
-    first.take(150 * UNIT).unwrap();
-    second.take(UNIT).unwrap();
+    first.charge(150 * UNIT).unwrap();
+    second.charge(UNIT).unwrap();
     assert!(second.granted() > 0);
     for bad in [0, UNIT - 1, u64::MAX] {
         let error = second.set_limit(bad);
@@ -130,16 +130,16 @@ fn a_limit_lowered_below_the_use_refuses_until_enough_is_given() {
     let directory = TestDirectory::new();
     let open = || Ledger::open(directory.config(1000).with_chunk(64 * UNIT)).unwrap();
     let (first, second) = (open(), open());
-    first.take(300 * UNIT).unwrap();
-    second.take(300 * UNIT).unwrap();
+    first.charge(300 * UNIT).unwrap();
+    second.charge(300 * UNIT).unwrap();
     second.set_limit(400 * UNIT).unwrap();
     assert_eq!((first.granted(), second.granted()), (0, 0), "no way around the new limit");
-    assert_eq!(available(first.take(1)), 0);
-    first.give(100 * UNIT).unwrap();
-    assert_eq!(available(first.take(1)), 0, "what is given is not kept");
-    second.give(200 * UNIT).unwrap();
-    assert_eq!(available(second.take(101 * UNIT)), 100 * UNIT);
-    second.take(100 * UNIT).unwrap();
+    assert_eq!(available(first.charge(1)), 0);
+    first.release(100 * UNIT).unwrap();
+    assert_eq!(available(first.charge(1)), 0, "what is given is not kept");
+    second.release(200 * UNIT).unwrap();
+    assert_eq!(available(second.charge(101 * UNIT)), 100 * UNIT);
+    second.charge(100 * UNIT).unwrap();
 }
 
 /// Several openers against the simplest model: a request succeeds exactly if the sum of what is used allows it.
@@ -163,7 +163,7 @@ fn any_history_agrees_with_a_plain_sum() {
             match random.below_u64(20) {
                 0..=9 => {
                     let bytes = 1 + random.below_u64(limit * UNIT / 3);
-                    let result = ledgers[who].take(bytes);
+                    let result = ledgers[who].charge(bytes);
                     if bytes.div_ceil(UNIT) <= free {
                         result.expect("it fits");
                         held[who].push(bytes);
@@ -173,7 +173,7 @@ fn any_history_agrees_with_a_plain_sum() {
                 }
                 10..=17 if !held[who].is_empty() => {
                     let index = random.below_u64(held[who].len() as u64) as usize;
-                    ledgers[who].give(held[who].swap_remove(index)).unwrap();
+                    ledgers[who].release(held[who].swap_remove(index)).unwrap();
                 }
                 18 => {
                     limit = 50 + random.below_u64(2000);

@@ -16,16 +16,16 @@ fn two_openings_in_one_process_have_a_slot_each() {
     let first = directory.open(100);
     let second = directory.open(100);
     assert_ne!(first.slot(), second.slot());
-    first.take(60 * UNIT).unwrap();
-    assert!(second.take(41 * UNIT).is_err());
-    second.take(40 * UNIT).unwrap();
+    first.charge(60 * UNIT).unwrap();
+    assert!(second.charge(41 * UNIT).is_err());
+    second.charge(40 * UNIT).unwrap();
     assert_eq!(second.reclaim_dead().unwrap().slots, 0, "a sibling was declared dead");
     drop(first);
     assert_eq!(second.used(), 40 * UNIT, "closing one touched the other");
-    second.take(60 * UNIT).unwrap();
+    second.charge(60 * UNIT).unwrap();
     let third = directory.open(100);
     assert_eq!(third.slot(), 0, "the slot is used again");
-    assert!(third.take(1).is_err());
+    assert!(third.charge(1).is_err());
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn a_drop_gives_everything_back_at_once() {
     let directory = TestDirectory::new();
     let stays = directory.open(100);
     let leaves = Ledger::open(directory.config(100).with_chunk(10 * UNIT)).unwrap();
-    leaves.take(70 * UNIT).unwrap();
+    leaves.charge(70 * UNIT).unwrap();
     drop(leaves);
     let shown = stays.snapshot().unwrap();
     assert_eq!((shown.free, shown.slots.len()), (100 * UNIT, 1));
@@ -61,13 +61,13 @@ fn the_bytes_of_a_killed_process_go_to_the_next_request_that_needs_them() {
     let ledger = directory.open(100);
     let mut other = holder(&directory, "take-60-and-wait");
     assert!(
-        matches!(ledger.take(50 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
+        matches!(ledger.charge(50 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
     );
     other.kill();
     let left = ledger.snapshot().unwrap();
     let dead: Vec<_> = left.slots.iter().filter(|slot| !slot.alive).collect();
     assert_eq!((dead.len(), dead[0].pid, dead[0].used), (1, other.pid(), 60 * UNIT));
-    ledger.take(100 * UNIT).expect("one request is enough");
+    ledger.charge(100 * UNIT).expect("one request is enough");
     assert_eq!(ledger.snapshot().unwrap().slots.len(), 1);
 }
 
@@ -110,7 +110,7 @@ fn a_program_started_by_a_killed_process_keeps_nothing() {
     let mut other = holder(&directory, "take-60-and-start-a-program");
     let program: u32 = fs::read_to_string(directory.path().join("ready")).unwrap().parse().unwrap();
     other.kill();
-    ledger.take(100 * UNIT).expect("dead, whatever it started");
+    ledger.charge(100 * UNIT).expect("dead, whatever it started");
     // SAFETY: plain system call; the program was started for this test and waits for its end.
     unsafe { libc::kill(program as libc::pid_t, libc::SIGKILL) };
 }
@@ -123,7 +123,7 @@ fn a_forked_child_that_lives_on_does_not_keep_the_slot_of_its_dead_parent() {
     let mut other = holder(&directory, "take-60-and-fork");
     let child: i32 = fs::read_to_string(directory.path().join("ready")).unwrap().parse().unwrap();
     other.kill();
-    let taken = ledger.take(100 * UNIT);
+    let taken = ledger.charge(100 * UNIT);
     // SAFETY: plain system call; the child was forked for this test and sleeps.
     unsafe { libc::kill(child, libc::SIGKILL) };
     taken.expect("its owner is dead");
@@ -137,7 +137,7 @@ fn a_forked_child_that_lives_on_does_not_keep_the_file_lock_of_its_dead_parent()
     let mut other = holder(&directory, "fork-and-hold-the-lock");
     let child: i32 = fs::read_to_string(directory.path().join("ready")).unwrap().parse().unwrap();
     other.kill();
-    let taken = ledger.take(100 * UNIT);
+    let taken = ledger.charge(100 * UNIT);
     // SAFETY: as above.
     unsafe { libc::kill(child, libc::SIGKILL) };
     taken.expect("its holder is dead");
@@ -169,11 +169,11 @@ fn users_of_a_group_share_a_ledger() {
     let mut other = Process(child);
     wait_until("the other user holds its bytes", || place.join("ready").exists());
     assert!(
-        matches!(ledger.take(41 * UNIT), Err(LedgerError::Full { others, .. }) if others == 60 * UNIT)
+        matches!(ledger.charge(41 * UNIT), Err(LedgerError::Full { others, .. }) if others == 60 * UNIT)
     );
-    ledger.take(40 * UNIT).unwrap();
+    ledger.charge(40 * UNIT).unwrap();
     other.kill();
-    ledger.take(60 * UNIT).expect("a dead process of another user is dead too");
+    ledger.charge(60 * UNIT).expect("a dead process of another user is dead too");
 }
 
 #[test]
@@ -185,9 +185,9 @@ fn a_stopped_process_is_alive_and_its_unused_grant_is_not_lost() {
     let shown = ledger.snapshot().unwrap();
     assert!(shown.granted() > 0, "{shown:?}");
     assert!(
-        matches!(ledger.take(41 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
+        matches!(ledger.charge(41 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
     );
-    ledger.take(40 * UNIT).expect("a grant that is not used is in nobody's way");
+    ledger.charge(40 * UNIT).expect("a grant that is not used is in nobody's way");
 }
 
 #[test]
@@ -195,12 +195,12 @@ fn a_stopped_lock_holder_costs_others_an_error_and_only_if_they_need_the_lock() 
     let directory = TestDirectory::new();
     let config = directory.config(100).with_lock_deadline(Duration::from_millis(50));
     let ledger = Ledger::open(config.with_chunk(10 * UNIT)).unwrap();
-    ledger.take(UNIT).unwrap();
+    ledger.charge(UNIT).unwrap();
     let mut other = holder(&directory, "hold-the-lock");
     other.stop();
-    ledger.take(5 * UNIT).expect("served from the grant");
-    ledger.give(5 * UNIT).expect("a give needs no lock");
-    match ledger.take(50 * UNIT) {
+    ledger.charge(5 * UNIT).expect("served from the grant");
+    ledger.release(5 * UNIT).expect("a give needs no lock");
+    match ledger.charge(50 * UNIT) {
         Err(LedgerError::Busy { holder: Some(holder), .. }) => {
             assert_eq!(holder.pid, other.pid());
             assert_eq!(holder.name.as_deref(), Some("hold-the-lock"));
@@ -209,7 +209,7 @@ fn a_stopped_lock_holder_costs_others_an_error_and_only_if_they_need_the_lock() 
     }
     assert_eq!(ledger.used(), UNIT);
     other.kill();
-    ledger.take(50 * UNIT).expect("the kernel dropped the lock with its holder");
+    ledger.charge(50 * UNIT).expect("the kernel dropped the lock with its holder");
 }
 
 #[test]
@@ -217,13 +217,13 @@ fn a_forked_child_is_refused_and_leaves_its_parent_alone() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_chunk(10 * UNIT)).unwrap();
     let sibling = directory.open(100);
-    ledger.take(60 * UNIT).unwrap();
+    ledger.charge(60 * UNIT).unwrap();
     let lock = ledger.hold_file_lock().unwrap();
     // SAFETY: the child calls only atomics, munmap, close and free, and leaves by _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        let refused = matches!(ledger.take(UNIT), Err(LedgerError::Forked { .. }))
-            && matches!(ledger.give(UNIT), Err(LedgerError::Forked { .. }))
+        let refused = matches!(ledger.charge(UNIT), Err(LedgerError::Forked { .. }))
+            && matches!(ledger.release(UNIT), Err(LedgerError::Forked { .. }))
             && matches!(ledger.set_limit(1 << 20), Err(LedgerError::Forked { .. }));
         drop(lock);
         drop(ledger);
@@ -239,8 +239,8 @@ fn a_forked_child_is_refused_and_leaves_its_parent_alone() {
     assert!(matches!(Ledger::open(quick), Err(LedgerError::Busy { .. })), "the child unlocked");
     drop(lock);
     assert_eq!(sibling.reclaim_dead().unwrap().slots, 0, "the child took the slot's lock along");
-    assert!(sibling.take(41 * UNIT).is_err());
-    ledger.give(60 * UNIT).unwrap();
+    assert!(sibling.charge(41 * UNIT).is_err());
+    ledger.release(60 * UNIT).unwrap();
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_creator_killed_at_any_point_leaves_a_whole_file_or_none() {
             .filter(|name| is_draft(name.as_ref().unwrap().file_name().to_str().unwrap()))
             .count();
         let ledger = directory.open(100);
-        ledger.take(100 * UNIT).expect("nobody lives there");
+        ledger.charge(100 * UNIT).expect("nobody lives there");
     }
     println!("{drafts} drafts were left behind");
 }
@@ -314,8 +314,8 @@ fn what_a_killed_creator_left_is_ignored_and_swept_when_old() {
 fn a_view_sees_everything_and_touches_nothing() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_name("viewed\x1b[2J")).unwrap();
-    ledger.take(30 * UNIT).unwrap();
-    ledger.give(20 * UNIT).unwrap();
+    ledger.charge(30 * UNIT).unwrap();
+    ledger.release(20 * UNIT).unwrap();
     let before = fs::read(ledger.path()).unwrap();
     let view = LedgerView::open(ledger.path()).unwrap();
     let shown = view.snapshot().unwrap();
@@ -366,24 +366,24 @@ fn a_ledger_in_a_static_is_left_at_the_normal_end_of_its_process() {
 fn who_has_left_takes_nothing_more_and_may_still_give() {
     let directory = TestDirectory::new();
     let (ledger, other) = (directory.open(100), directory.open(100));
-    ledger.take(60 * UNIT).unwrap();
+    ledger.charge(60 * UNIT).unwrap();
     assert!(ledger.leave() && ledger.leave());
-    assert!(matches!(ledger.take(UNIT), Err(LedgerError::Closed { .. })));
+    assert!(matches!(ledger.charge(UNIT), Err(LedgerError::Closed { .. })));
     assert!(matches!(ledger.set_limit(UNIT), Err(LedgerError::Closed { .. })));
     assert!(matches!(ledger.snapshot(), Err(LedgerError::Closed { .. })));
     assert_eq!(other.snapshot().unwrap().slots.len(), 1, "nothing is shown of it");
     // A thread of it may be in the middle of a call: its slot is nobody else's yet.
     let next = directory.open(100);
     assert_ne!(next.slot(), ledger.slot());
-    next.take(50 * UNIT).unwrap();
-    ledger.give(60 * UNIT).unwrap();
+    next.charge(50 * UNIT).unwrap();
+    ledger.release(60 * UNIT).unwrap();
     ledger.publish_tags([("mine", 7)]);
     assert_eq!((ledger.used(), ledger.granted()), (0, 0));
     let slot = ledger.slot();
     drop(ledger);
     assert_eq!(directory.open(100).slot(), slot);
     assert_eq!(next.used(), 50 * UNIT);
-    assert!(other.take(51 * UNIT).is_err());
+    assert!(other.charge(51 * UNIT).is_err());
     assert_eq!(other.reclaim_dead().unwrap().slots, 0);
 }
 
@@ -392,15 +392,15 @@ fn who_has_left_takes_nothing_more_and_may_still_give() {
 fn pressure_ends_with_those_who_made_it() {
     let directory = TestDirectory::new();
     let ledger = directory.open(100);
-    ledger.take(90 * UNIT).unwrap();
+    ledger.charge(90 * UNIT).unwrap();
     let other = directory.open(100);
-    assert!(other.take(50 * UNIT).is_err());
+    assert!(other.charge(50 * UNIT).is_err());
     assert!(other.snapshot().unwrap().pressure);
     drop(ledger);
     assert!(!other.snapshot().unwrap().pressure, "everything is free");
     let mut holder = holder(&directory, "take-60-and-wait");
-    other.take(35 * UNIT).unwrap();
-    assert!(other.take(50 * UNIT).is_err());
+    other.charge(35 * UNIT).unwrap();
+    assert!(other.charge(50 * UNIT).is_err());
     assert!(other.snapshot().unwrap().pressure);
     holder.kill();
     let shown = other.snapshot().unwrap();

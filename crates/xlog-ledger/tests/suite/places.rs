@@ -102,7 +102,7 @@ fn the_holes_of_a_sparse_file_are_filled_when_it_is_opened() {
     let ledger = directory.open(100);
     let facts = fs::metadata(ledger.path()).unwrap();
     assert!(facts.blocks() * 512 >= facts.len(), "{} blocks", facts.blocks());
-    ledger.take(100 * UNIT).unwrap();
+    ledger.charge(100 * UNIT).unwrap();
 }
 
 #[test]
@@ -141,7 +141,7 @@ pub(crate) fn sparse_on_a_full_disk(directory: &Path) -> Result<(), String> {
     assert!(matches!(&error, LedgerError::NoRoom { .. }), "{error:?}");
     assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
     fs::remove_file(place.join("filler")).unwrap();
-    Ledger::open(config()).unwrap().take(100 * UNIT).unwrap();
+    Ledger::open(config()).unwrap().charge(100 * UNIT).unwrap();
     Ok(())
 }
 

@@ -29,9 +29,9 @@ fn an_idle_process_returns_what_it_has_cached_when_another_one_asks() {
     let other = start(&directory, "take-60-and-listen");
     let before = memory_of(&asking, other.pid()).unwrap();
     assert_eq!((before.cached, before.pending), (50 * UNIT, 0));
-    assert!(asking.take(70 * UNIT).is_err());
-    assert!(asking.press(70 * UNIT, LONG));
-    asking.take(70 * UNIT).unwrap();
+    assert!(asking.charge(70 * UNIT).is_err());
+    assert!(asking.request_cached(70 * UNIT, LONG));
+    asking.charge(70 * UNIT).unwrap();
     wait_until("the answer is there", || {
         memory_of(&asking, other.pid()).is_some_and(|memory| memory.has_answered)
     });
@@ -46,12 +46,12 @@ fn a_process_that_is_killed_while_it_is_asked_is_not_waited_for() {
     let pid = other.pid();
     let watching = directory.open(100);
     std::thread::scope(|scope| {
-        let pressed = scope.spawn(|| asking.press(70 * UNIT, LONG));
+        let pressed = scope.spawn(|| asking.request_cached(70 * UNIT, LONG));
         wait_until("the process is asked", || !memory_of(&watching, pid).unwrap().has_answered);
         other.kill();
         assert!(pressed.join().unwrap());
     });
-    asking.take(70 * UNIT).unwrap();
+    asking.charge(70 * UNIT).unwrap();
     assert!(asking.has_reclaimed_within(LONG));
 }
 
@@ -61,12 +61,12 @@ fn a_stopped_process_costs_the_deadline_and_is_named_with_what_it_has_cached() {
     let asking = directory.open(100);
     let other = start(&directory, "take-60-and-listen");
     other.stop();
-    assert!(!asking.press(70 * UNIT, Duration::from_millis(50)));
+    assert!(!asking.request_cached(70 * UNIT, Duration::from_millis(50)));
     let memory = memory_of(&asking, other.pid()).unwrap();
     assert_eq!((memory.cached, memory.has_answered), (50 * UNIT, false));
     // It has heard the ask when it goes on.
     other.signal(libc::SIGCONT);
-    assert!(asking.press(70 * UNIT, LONG));
+    assert!(asking.request_cached(70 * UNIT, LONG));
 }
 
 #[test]
@@ -74,8 +74,8 @@ fn whoever_has_nothing_to_return_ends_the_wait_by_its_answer() {
     let directory = TestDirectory::new();
     let (asking, other) = (directory.open(100), directory.open(100));
     // Nobody is there to be asked.
-    other.take(60 * UNIT).unwrap();
-    assert!(!asking.press(70 * UNIT, LONG));
+    other.charge(60 * UNIT).unwrap();
+    assert!(!asking.request_cached(70 * UNIT, LONG));
     std::thread::scope(|scope| {
         let (begun, listening) = std::sync::mpsc::channel();
         let answered = scope.spawn(move || {
@@ -87,7 +87,7 @@ fn whoever_has_nothing_to_return_ends_the_wait_by_its_answer() {
             other
         });
         listening.recv().unwrap();
-        assert!(!asking.press(70 * UNIT, LONG), "it has answered, and has nothing");
+        assert!(!asking.request_cached(70 * UNIT, LONG), "it has answered, and has nothing");
         drop(answered.join().unwrap());
     });
 }
@@ -96,7 +96,7 @@ fn whoever_has_nothing_to_return_ends_the_wait_by_its_answer() {
 fn a_process_with_pending_memory_is_asked_again_until_it_has_returned_it() {
     let directory = TestDirectory::new();
     let (asking, other) = (directory.open(100), directory.open(100));
-    other.take(60 * UNIT).unwrap();
+    other.charge(60 * UNIT).unwrap();
     std::thread::scope(|scope| {
         let (begun, listening) = std::sync::mpsc::channel();
         scope.spawn(move || {
@@ -108,11 +108,11 @@ fn a_process_with_pending_memory_is_asked_again_until_it_has_returned_it() {
                 listener.answer(true);
             }
             while listener.wait(LONG, || false) != Heard::Ask {}
-            other.give(60 * UNIT).unwrap();
+            other.release(60 * UNIT).unwrap();
             listener.answer(false);
         });
         listening.recv().unwrap();
-        assert!(asking.press(70 * UNIT, LONG));
+        assert!(asking.request_cached(70 * UNIT, LONG));
     });
 }
 
@@ -121,10 +121,10 @@ fn a_listener_is_woken_by_a_viewer_and_by_its_own_process_and_hears_no_ask_of_it
     let directory = TestDirectory::new();
     let (one, other) = (directory.open(100), directory.open(100));
     let mut listener = AskListener::new(&one);
-    one.take(80 * UNIT).unwrap();
-    assert!(!one.press(30 * UNIT, LONG));
+    one.charge(80 * UNIT).unwrap();
+    assert!(!one.request_cached(30 * UNIT, LONG));
     assert_eq!(listener.wait(Duration::ZERO, || false), Heard::Nothing, "its own ask");
-    assert!(!other.press(30 * UNIT, LONG), "nobody publishes");
+    assert!(!other.request_cached(30 * UNIT, LONG), "nobody publishes");
     assert_eq!(listener.wait(LONG, || false), Heard::Ask);
     listener.answer(false);
     assert_eq!(listener.wait(LONG, || true), Heard::Nothing, "it is over");
@@ -157,7 +157,7 @@ fn a_slot_without_published_memory_shows_none_whatever_an_earlier_owner_left() {
     let keeper = directory.open(100);
     let pid = std::process::id();
     assert_eq!(memory_of(&keeper, pid), None);
-    keeper.take(60 * UNIT).unwrap();
+    keeper.charge(60 * UNIT).unwrap();
     keeper.publish_memory(40 * UNIT, 15 * UNIT);
     let seen = keeper.snapshot().unwrap();
     let slot = &seen.slots[0];

@@ -184,7 +184,7 @@ impl Fleet {
         self.await_answer(row, command);
         self.workers[row].stop();
         // The holder stays stopped until this has returned: to wait for it would be to hang.
-        match self.ledger.take(UNIT) {
+        match self.ledger.charge(UNIT) {
             Err(LedgerError::Busy { holder, .. }) => {
                 assert_eq!(holder.map(|holder| holder.pid), Some(self.workers[row].pid()));
             }
@@ -251,14 +251,14 @@ impl Fleet {
         let reserved = |row: &usize| self.cells.units(*row).max(self.guaranteed[*row]);
         let free = LIMIT.saturating_sub(living.iter().map(reserved).sum()) * UNIT;
         if self.random.below_u64(2) == 0 {
-            match self.ledger.take(free + 1) {
+            match self.ledger.charge(free + 1) {
                 Err(LedgerError::Full { available, .. }) => assert_eq!(available, free),
                 other => panic!("{} bytes are free, yet {other:?}", free),
             }
         }
-        self.ledger.take(free).expect("what the living do not use is free");
-        assert!(matches!(self.ledger.take(1), Err(LedgerError::Full { available: 0, .. })));
-        self.ledger.give(free).unwrap();
+        self.ledger.charge(free).expect("what the living do not use is free");
+        assert!(matches!(self.ledger.charge(1), Err(LedgerError::Full { available: 0, .. })));
+        self.ledger.release(free).unwrap();
         if let Some(row) = stopped {
             self.workers[row].signal(libc::SIGCONT);
         }

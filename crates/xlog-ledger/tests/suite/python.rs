@@ -32,26 +32,26 @@ fn both_clients_create_the_same_bytes() {
 fn the_limit_is_exact_for_python() {
     let directory = TestDirectory::new();
     let ledger = directory.open(100);
-    ledger.take(30 * UNIT).unwrap();
+    ledger.charge(30 * UNIT).unwrap();
     run_well(
         directory.ledger_path().as_path(),
         "
 with Ledger(path) as ledger:
     assert ledger.limit == 25600
-    refusal = raises(Full, ledger.take, 70 * 256 + 1)
+    refusal = raises(Full, ledger.charge, 70 * 256 + 1)
     assert (refusal.requested, refusal.available, refusal.limit) == (17921, 17920, 25600)
-    ledger.take(69 * 256 + 1)
+    ledger.charge(69 * 256 + 1)
     assert ledger.used == 17920
-    assert raises(Full, ledger.take, 1).available == 0
-    raises(ValueError, ledger.give, 70 * 256 + 1)
-    raises(ValueError, ledger.take, -1)
+    assert raises(Full, ledger.charge, 1).available == 0
+    raises(ValueError, ledger.release, 70 * 256 + 1)
+    raises(ValueError, ledger.charge, -1)
     assert ledger.used == 17920
-    ledger.give(69 * 256 + 1)
+    ledger.release(69 * 256 + 1)
     assert ledger.used == 0
-raises(LedgerError, ledger.take, 1)
+raises(LedgerError, ledger.charge, 1)
 ",
     );
-    ledger.take(70 * UNIT).unwrap();
+    ledger.charge(70 * UNIT).unwrap();
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn what_a_killed_python_process_held_goes_to_rust() {
     let path = directory.ledger_path();
     let program = "
 ledger = Ledger(path, name='short-lived')
-ledger.take(60 * 256)
+ledger.charge(60 * 256)
 os.kill(os.getpid(), signal.SIGKILL)
 ";
     let Some(output) = run_python(&path, program) else { return };
@@ -69,7 +69,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     let shown = ledger.snapshot().unwrap();
     let left = shown.slots.iter().find(|slot| slot.name == "short-lived").unwrap();
     assert_eq!((left.alive, left.used, left.peak), (false, 60 * UNIT, 60 * UNIT));
-    ledger.take(100 * UNIT).expect("one request is enough");
+    ledger.charge(100 * UNIT).expect("one request is enough");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn what_a_killed_rust_process_held_goes_to_python() {
     drop(filler);
     assert_eq!(ledger.snapshot().unwrap().used(), 60 * UNIT);
     let path = directory.ledger_path();
-    if run_well(&path, "ledger = Ledger(path); ledger.take(100 * 256); ledger.close()") {
+    if run_well(&path, "ledger = Ledger(path); ledger.charge(100 * 256); ledger.close()") {
         assert_eq!(ledger.snapshot().unwrap().used(), 0);
     }
 }
@@ -94,12 +94,12 @@ fn what_a_killed_rust_process_held_goes_to_python() {
 fn python_gets_the_grants_of_owners_that_are_active() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_chunk(40 * UNIT)).unwrap();
-    ledger.take(UNIT).unwrap();
+    ledger.charge(UNIT).unwrap();
     assert_eq!(ledger.granted(), 40 * UNIT);
     let path = directory.ledger_path();
     let idle = "
 ledger = Ledger(path, patience=0.01)
-assert raises(Full, ledger.take, 99 * 256).available == 59 * 256
+assert raises(Full, ledger.charge, 99 * 256).available == 59 * 256
 ";
     if !run_well(&path, idle) {
         return;
@@ -108,8 +108,8 @@ assert raises(Full, ledger.take, 99 * 256).available == 59 * 256
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                match ledger.take(UNIT) {
-                    Ok(()) => ledger.give(UNIT).unwrap(),
+                match ledger.charge(UNIT) {
+                    Ok(()) => ledger.release(UNIT).unwrap(),
                     Err(LedgerError::Full { .. }) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -118,7 +118,7 @@ assert raises(Full, ledger.take, 99 * 256).available == 59 * 256
         });
         let active = "
 ledger = Ledger(path, patience=120)
-ledger.take(98 * 256)
+ledger.charge(98 * 256)
 ";
         let result = std::panic::catch_unwind(|| run_well(&path, active));
         done.store(true, Ordering::Relaxed);
@@ -168,19 +168,19 @@ fn a_forked_python_child_leaves_its_parent_alone() {
         directory.ledger_path().as_path(),
         "
 ledger = Ledger(path)
-ledger.take(60 * 256)
+ledger.charge(60 * 256)
 child = os.fork()
 if child == 0:
-    raises(LedgerError, ledger.take, 1)
+    raises(LedgerError, ledger.charge, 1)
     ledger.close()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 assert ledger.used == 60 * 256
 other = Ledger(path)
-assert raises(Full, other.take, 41 * 256).available == 40 * 256
+assert raises(Full, other.charge, 41 * 256).available == 40 * 256
 ",
     );
-    ledger.take(100 * UNIT).expect("Python ended");
+    ledger.charge(100 * UNIT).expect("Python ended");
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_forked_python_child_that_lives_on_does_not_keep_the_slot_of_its_dead_parent
     let child = directory.path().join("child");
     let program = "
 ledger = Ledger(path)
-ledger.take(60 * 256)
+ledger.charge(60 * 256)
 child = os.fork()
 if child == 0:
     # The pipes of the test would wait for it.
@@ -207,7 +207,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     }
     let child: i32 = fs::read_to_string(child).unwrap().parse().unwrap();
     // The child lets go before its interpreter goes on; closing its standard error, which ended the wait, comes later.
-    let taken = ledger.take(100 * UNIT);
+    let taken = ledger.charge(100 * UNIT);
     // SAFETY: plain system call; the child was forked for this test and sleeps.
     unsafe { libc::kill(child, libc::SIGKILL) };
     taken.expect("its owner is dead");
@@ -219,7 +219,7 @@ fn a_python_process_that_ends_without_closing_leaves_no_slot_behind() {
     let ledger = directory.open(100);
     let program = "
 ledger = Ledger(path)
-ledger.take(60 * 256)
+ledger.charge(60 * 256)
 ";
     if run_well(&directory.ledger_path(), program) {
         assert_eq!(ledger.snapshot().unwrap().slots.len(), 1);

@@ -34,8 +34,8 @@ fn a_process_gets_exactly_its_quota_and_not_one_byte_more() {
         let config = directory.config(100).with_chunk(chunk * UNIT).with_quota(units(40));
         let ledger = Ledger::open(config).unwrap();
         assert_eq!((ledger.limit().unwrap(), ledger.limit_here().unwrap()), (25600, 40 * UNIT));
-        ledger.take(40 * UNIT).unwrap();
-        match ledger.take(1) {
+        ledger.charge(40 * UNIT).unwrap();
+        match ledger.charge(1) {
             Err(LedgerError::OverQuota { requested, available, quota, own, path }) => {
                 let numbers = (requested, available, quota, own);
                 assert_eq!(numbers, (1, 0, 40 * UNIT, 40 * UNIT));
@@ -43,11 +43,11 @@ fn a_process_gets_exactly_its_quota_and_not_one_byte_more() {
             }
             other => panic!("{other:?}"),
         }
-        ledger.give(40 * UNIT).unwrap();
+        ledger.release(40 * UNIT).unwrap();
         assert!(ledger.granted() <= 40 * UNIT);
-        assert_eq!(over_quota(ledger.take(40 * UNIT + 1)), 40 * UNIT);
-        ledger.take(39 * UNIT + 1).unwrap();
-        ledger.take(0).unwrap();
+        assert_eq!(over_quota(ledger.charge(40 * UNIT + 1)), 40 * UNIT);
+        ledger.charge(39 * UNIT + 1).unwrap();
+        ledger.charge(0).unwrap();
     }
 }
 
@@ -55,10 +55,10 @@ fn a_process_gets_exactly_its_quota_and_not_one_byte_more() {
 fn a_quota_of_nothing_refuses_every_byte_and_one_above_the_limit_adds_nothing() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_quota(units(0))).unwrap();
-    assert_eq!(over_quota(ledger.take(1)), 0);
-    ledger.take(0).unwrap();
+    assert_eq!(over_quota(ledger.charge(1)), 0);
+    ledger.charge(0).unwrap();
     ledger.set_quota(&units(5000)).unwrap();
-    assert_eq!(full(ledger.take(101 * UNIT)), 100 * UNIT);
+    assert_eq!(full(ledger.charge(101 * UNIT)), 100 * UNIT);
     assert_eq!(ledger.limit_here().unwrap(), 100 * UNIT);
 }
 
@@ -67,21 +67,21 @@ fn a_quota_lowered_while_the_process_runs_holds_from_its_next_call_also_against_
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(1000).with_chunk(64 * UNIT)).unwrap();
     let administrator = directory.open(1000);
-    ledger.take(10 * UNIT).unwrap();
+    ledger.charge(10 * UNIT).unwrap();
     assert_eq!(ledger.granted(), 64 * UNIT);
     administrator.set_quota_of(&slot_of(&ledger), &units(12)).unwrap();
-    assert_eq!(over_quota(ledger.take(3 * UNIT)), 2 * UNIT);
-    ledger.take(2 * UNIT).unwrap();
+    assert_eq!(over_quota(ledger.charge(3 * UNIT)), 2 * UNIT);
+    ledger.charge(2 * UNIT).unwrap();
     // Below what is used: nothing more until enough was returned, also not what was returned.
     administrator.set_quota_of(&slot_of(&ledger), &units(5)).unwrap();
-    ledger.give(4 * UNIT).unwrap();
+    ledger.release(4 * UNIT).unwrap();
     assert_eq!((ledger.used(), ledger.granted()), (8 * UNIT, 0));
-    assert_eq!(over_quota(ledger.take(1)), 0);
-    ledger.give(5 * UNIT).unwrap();
+    assert_eq!(over_quota(ledger.charge(1)), 0);
+    ledger.release(5 * UNIT).unwrap();
     assert_eq!((ledger.used(), ledger.granted()), (3 * UNIT, 2 * UNIT));
-    assert_eq!(over_quota(ledger.take(3 * UNIT)), 2 * UNIT);
+    assert_eq!(over_quota(ledger.charge(3 * UNIT)), 2 * UNIT);
     administrator.set_quota_of(&slot_of(&ledger), &Quota::default()).unwrap();
-    ledger.take(900 * UNIT).unwrap();
+    ledger.charge(900 * UNIT).unwrap();
 }
 
 #[test]
@@ -90,31 +90,31 @@ fn what_is_guaranteed_to_a_process_is_left_to_it() {
     let guaranteed = Quota::default().with_guaranteed(30 * UNIT);
     let owner = Ledger::open(directory.config(100).with_quota(guaranteed)).unwrap();
     let other = Ledger::open(directory.config(100).with_chunk(64 * UNIT)).unwrap();
-    assert_eq!(full(other.take(71 * UNIT)), 70 * UNIT);
+    assert_eq!(full(other.charge(71 * UNIT)), 70 * UNIT);
     assert_eq!(other.snapshot().unwrap().kept_free(), 30 * UNIT);
-    other.take(60 * UNIT).unwrap();
+    other.charge(60 * UNIT).unwrap();
     assert!(other.granted() <= 10 * UNIT, "a grant leaves the share free");
-    other.take(10 * UNIT).unwrap();
-    owner.take(20 * UNIT).unwrap();
-    assert_eq!(full(other.take(1)), 0, "also the rest of the share");
-    owner.take(10 * UNIT).unwrap();
-    assert_eq!(full(owner.take(1)), 0);
-    other.give(30 * UNIT).unwrap();
-    owner.take(30 * UNIT).expect("more than its share, if there is room");
-    assert_eq!(full(other.take(1)), 0);
+    other.charge(10 * UNIT).unwrap();
+    owner.charge(20 * UNIT).unwrap();
+    assert_eq!(full(other.charge(1)), 0, "also the rest of the share");
+    owner.charge(10 * UNIT).unwrap();
+    assert_eq!(full(owner.charge(1)), 0);
+    other.release(30 * UNIT).unwrap();
+    owner.charge(30 * UNIT).expect("more than its share, if there is room");
+    assert_eq!(full(other.charge(1)), 0);
 }
 
 #[test]
 fn a_share_guaranteed_while_others_hold_it_fills_as_they_return_bytes() {
     let directory = TestDirectory::new();
     let (owner, other) = (directory.open(100), directory.open(100));
-    other.take(90 * UNIT).unwrap();
+    other.charge(90 * UNIT).unwrap();
     owner.set_quota(&Quota::default().with_guaranteed(40 * UNIT)).unwrap();
-    assert_eq!(full(owner.take(40 * UNIT)), 10 * UNIT);
-    other.give(20 * UNIT).unwrap();
-    assert_eq!(full(other.take(1)), 0, "what it returned is kept for the owner");
-    other.give(10 * UNIT).unwrap();
-    owner.take(40 * UNIT).unwrap();
+    assert_eq!(full(owner.charge(40 * UNIT)), 10 * UNIT);
+    other.release(20 * UNIT).unwrap();
+    assert_eq!(full(other.charge(1)), 0, "what it returned is kept for the owner");
+    other.release(10 * UNIT).unwrap();
+    owner.charge(40 * UNIT).unwrap();
 }
 
 #[test]
@@ -122,16 +122,16 @@ fn a_request_of_its_owner_does_not_end_the_pressure_while_others_hold_a_part_of_
     let directory = TestDirectory::new();
     let owner = directory.open(100);
     let other = Ledger::open(directory.config(100).with_chunk(64 * UNIT)).unwrap();
-    other.take(61 * UNIT).unwrap();
+    other.charge(61 * UNIT).unwrap();
     owner.set_quota(&Quota::default().with_guaranteed(40 * UNIT)).unwrap();
-    owner.take(5 * UNIT).unwrap();
-    other.give(20 * UNIT).unwrap();
+    owner.charge(5 * UNIT).unwrap();
+    other.release(20 * UNIT).unwrap();
     assert_eq!(
-        full(other.take(20 * UNIT)),
+        full(other.charge(20 * UNIT)),
         19 * UNIT,
         "one unit of what it returned is the owner's"
     );
-    owner.take(35 * UNIT).unwrap();
+    owner.charge(35 * UNIT).unwrap();
 }
 
 #[test]
@@ -172,11 +172,11 @@ fn a_dead_process_keeps_neither_its_share_nor_its_quota() {
     let quota = units(90).with_guaranteed(80 * UNIT).with_name("job 7");
     ledger.set_quota_of(&shown, &quota).unwrap();
     assert_eq!(ledger.snapshot().unwrap().slots.into_iter().find(named).unwrap().quota, quota);
-    assert_eq!(full(ledger.take(21 * UNIT)), 20 * UNIT);
+    assert_eq!(full(ledger.charge(21 * UNIT)), 20 * UNIT);
     other.kill();
     let late = ledger.set_quota_of(&shown, &units(1));
     assert!(matches!(late, Err(LedgerError::NoProcess { .. })), "{late:?}");
-    ledger.take(100 * UNIT).expect("one request is enough");
+    ledger.charge(100 * UNIT).expect("one request is enough");
     ledger.set_quota(&Quota::default().with_guaranteed(100 * UNIT)).expect("no share is left over");
     let next = directory.open(100);
     assert!(next.quota().unwrap().is_empty(), "the slot is another's now");
@@ -196,7 +196,7 @@ fn a_quota_ends_with_its_owner_and_reaches_no_later_process() {
     assert!(second.quota().unwrap().is_empty());
     let late = administrator.set_quota_of(&shown, &units(1));
     assert!(matches!(late, Err(LedgerError::NoProcess { .. })), "{late:?}");
-    second.take(100 * UNIT).unwrap();
+    second.charge(100 * UNIT).unwrap();
 }
 
 #[test]
@@ -208,10 +208,10 @@ fn a_damaged_quota_is_never_used() {
     let at = 4096 + 256 * 128 + u64::from(ledger.slot()) * 64;
     file.write_all_at(&[0xff; 8], at).unwrap();
     for _ in 0..2 {
-        assert!(matches!(ledger.take(1), Err(LedgerError::Damaged { .. })));
+        assert!(matches!(ledger.charge(1), Err(LedgerError::Damaged { .. })));
     }
     ledger.set_quota(&units(9)).unwrap();
-    ledger.take(9 * UNIT).unwrap();
+    ledger.charge(9 * UNIT).unwrap();
 }
 
 #[test]
@@ -219,11 +219,11 @@ fn pressure_on_others_is_not_asked_for_what_the_quota_refuses() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_quota(units(10))).unwrap();
     let other = directory.open(100);
-    other.take(95 * UNIT).unwrap();
+    other.charge(95 * UNIT).unwrap();
     other.publish_memory(95 * UNIT, 0);
     // A process that publishes memory and does not answer would be waited for.
     let begin = std::time::Instant::now();
-    assert!(!ledger.press(11 * UNIT, std::time::Duration::from_secs(600)));
+    assert!(!ledger.request_cached(11 * UNIT, std::time::Duration::from_secs(600)));
     assert!(begin.elapsed() < std::time::Duration::from_secs(300));
 }
 
@@ -231,11 +231,11 @@ fn pressure_on_others_is_not_asked_for_what_the_quota_refuses() {
 fn both_clients_read_set_and_keep_the_quotas_of_each_other() {
     let directory = TestDirectory::new();
     let ledger = Ledger::open(directory.config(100).with_chunk(50 * UNIT)).unwrap();
-    ledger.take(UNIT).unwrap();
+    ledger.charge(UNIT).unwrap();
     let program = "
 Quota, OverQuota = xlog_ledger.Quota, xlog_ledger.OverQuota
 with Ledger(path, quota=Quota(limit=30 * 256, guaranteed=20 * 256, name='python')) as ledger:
-    refusal = raises(OverQuota, ledger.take, 30 * 256 + 1)
+    refusal = raises(OverQuota, ledger.charge, 30 * 256 + 1)
     assert (refusal.available, refusal.limit) == (30 * 256, 30 * 256)
     assert ledger.quota == Quota(limit=30 * 256, guaranteed=20 * 256, name='python')
     [other] = [slot for slot in ledger.slots() if slot.pid != os.getpid()]
@@ -244,7 +244,7 @@ with Ledger(path, quota=Quota(limit=30 * 256, guaranteed=20 * 256, name='python'
     raises(ValueError, Quota, limit=256, guaranteed=512)
     limit, slots = xlog_ledger.read(path)
     assert limit == 25600 and {slot.quota.name for slot in slots} == {'python', 'rust'}
-    ledger.take(30 * 256)
+    ledger.charge(30 * 256)
     os.kill(os.getpid(), signal.SIGKILL)
 ";
     if run_python(&directory.ledger_path(), program).is_none_or(|output| output.status.success()) {
@@ -254,9 +254,9 @@ with Ledger(path, quota=Quota(limit=30 * 256, guaranteed=20 * 256, name='python'
     assert_eq!(shown.left_by_the_dead(), 30 * UNIT, "the program came to its end: {shown:?}");
     let expected = units(40).with_guaranteed(10 * UNIT).with_name("rust");
     assert_eq!(ledger.quota().unwrap(), expected);
-    assert_eq!(over_quota(ledger.take(40 * UNIT)), 39 * UNIT);
-    ledger.take(39 * UNIT).unwrap();
-    directory.open(100).take(60 * UNIT).expect("the dead one's share is free");
+    assert_eq!(over_quota(ledger.charge(40 * UNIT)), 39 * UNIT);
+    ledger.charge(39 * UNIT).unwrap();
+    directory.open(100).charge(60 * UNIT).expect("the dead one's share is free");
 }
 
 /// What the model knows of one opener, in units.
@@ -301,7 +301,7 @@ fn any_history_with_quotas_agrees_with_a_plain_sum() {
                     let free = limit.saturating_sub(reserved + used);
                     let left =
                         known[who].quota.map_or(u64::MAX, |quota| quota.saturating_sub(used));
-                    let result = ledgers[who].take(bytes);
+                    let result = ledgers[who].charge(bytes);
                     if units > left {
                         assert_eq!(over_quota(result), left * UNIT);
                     } else if units > free {
@@ -313,7 +313,7 @@ fn any_history_with_quotas_agrees_with_a_plain_sum() {
                 }
                 9..=15 if !known[who].held.is_empty() => {
                     let index = random.below_u64(known[who].held.len() as u64) as usize;
-                    ledgers[who].give(known[who].held.swap_remove(index)).unwrap();
+                    ledgers[who].release(known[who].held.swap_remove(index)).unwrap();
                 }
                 16..=18 => {
                     let administrator = random.below_u64(openers as u64) as usize;

@@ -67,7 +67,7 @@ fn role() {
     match role.as_str() {
         "take-60-and-wait" | "take-60-with-slack-and-wait" => {
             let ledger = open(if role.contains("slack") { 10 } else { 0 });
-            ledger.take(60 * UNIT).unwrap();
+            ledger.charge(60 * UNIT).unwrap();
             ready(String::new());
             wait_for_the_end();
         }
@@ -75,12 +75,12 @@ fn role() {
             static LEDGER: OnceLock<Arc<Ledger>> = OnceLock::new();
             let ledger = LEDGER.get_or_init(|| Arc::new(open(0)));
             ledger.leave_at_exit();
-            ledger.take(60 * UNIT).unwrap();
+            ledger.charge(60 * UNIT).unwrap();
             ready(String::new());
         }
         "take-60-and-start-a-program" => {
             let ledger = open(0);
-            ledger.take(60 * UNIT).unwrap();
+            ledger.charge(60 * UNIT).unwrap();
             let mut program =
                 Command::new("sleep").arg(LONGEST_LIFE.as_secs().to_string()).spawn().unwrap();
             ready(program.id().to_string());
@@ -88,7 +88,7 @@ fn role() {
         }
         "take-60-and-fork" | "fork-and-hold-the-lock" => {
             let ledger = open(0);
-            ledger.take(60 * UNIT).unwrap();
+            ledger.charge(60 * UNIT).unwrap();
             let holds = role.contains("lock");
             let _lock = holds.then(|| ledger.hold_file_lock().unwrap());
             let child = fork_a_sleeper();
@@ -97,19 +97,19 @@ fn role() {
         }
         "take-60-and-never-answer" => {
             let ledger = open(0);
-            ledger.take(60 * UNIT).unwrap();
+            ledger.charge(60 * UNIT).unwrap();
             ledger.publish_memory(50 * UNIT, 5 * UNIT);
             ready(String::new());
             wait_for_the_end();
         }
         "take-60-and-listen" => {
             let ledger = open(0);
-            ledger.take(60 * UNIT).unwrap();
+            ledger.charge(60 * UNIT).unwrap();
             let mut listener = AskListener::new(&ledger);
             ledger.publish_memory(50 * UNIT, 0);
             ready(String::new());
             assert_eq!(listener.wait(LONGEST_LIFE, || false), Heard::Ask);
-            ledger.give(50 * UNIT).unwrap();
+            ledger.release(50 * UNIT).unwrap();
             ledger.publish_memory(0, 0);
             listener.answer(false);
             wait_for_the_end();

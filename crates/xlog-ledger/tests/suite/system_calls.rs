@@ -19,16 +19,16 @@ pub(crate) fn traced(directory: &Path) {
         .with_directory(directory)
         .with_chunk(1024 * UNIT);
     let ledger = Ledger::open(config).unwrap();
-    ledger.take(UNIT).unwrap();
+    ledger.charge(UNIT).unwrap();
     let mark = |text: &str| std::io::stderr().write_all(text.as_bytes()).unwrap();
     mark(MARKS[0]);
     mark(MARKS[1]);
     for _ in 0..PAIRS {
-        ledger.take(64 * UNIT).unwrap();
-        ledger.give(64 * UNIT).unwrap();
+        ledger.charge(64 * UNIT).unwrap();
+        ledger.release(64 * UNIT).unwrap();
     }
     mark(MARKS[2]);
-    ledger.take(5000 * UNIT).unwrap();
+    ledger.charge(5000 * UNIT).unwrap();
     mark(MARKS[3]);
 }
 

@@ -31,7 +31,7 @@ fn a_ledger_is_watched_as_long_as_one_of_those_who_look_is_there() {
     drop(first);
     assert!(one.is_watched());
     // Whoever watches is in nobody's way.
-    one.take(100).unwrap();
+    one.charge(100).unwrap();
     other.set_limit(1 << 20).unwrap();
     let third = directory.open(100);
     drop(second);

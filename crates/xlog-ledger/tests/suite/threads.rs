@@ -37,7 +37,7 @@ fn threads_of_two_slots_never_hold_more_than_the_limit() {
                 for _ in 0..STEPS {
                     if random.below_u64(5) < 3 {
                         let units = 1 + random.below_u64(60);
-                        match ledger.take(units * UNIT) {
+                        match ledger.charge(units * UNIT) {
                             Ok(()) => {
                                 let now = truth.fetch_add(units, Ordering::SeqCst) + units;
                                 assert!(now <= LIMIT, "{now} units of {LIMIT}");
@@ -50,19 +50,19 @@ fn threads_of_two_slots_never_hold_more_than_the_limit() {
                         }
                     } else if let Some(units) = held.pop() {
                         truth.fetch_sub(units, Ordering::SeqCst);
-                        ledger.give(units * UNIT).unwrap();
+                        ledger.release(units * UNIT).unwrap();
                     }
                 }
                 for units in held {
                     truth.fetch_sub(units, Ordering::SeqCst);
-                    ledger.give(units * UNIT).unwrap();
+                    ledger.release(units * UNIT).unwrap();
                 }
             });
         }
     });
     assert!(refused.load(Ordering::Relaxed) > 0, "the limit was never met");
     assert_eq!(ledgers.each_ref().map(Ledger::used), [0, 0]);
-    ledgers[0].take(LIMIT * UNIT).expect("all of it is free again");
+    ledgers[0].charge(LIMIT * UNIT).expect("all of it is free again");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_thread_that_holds_the_file_lock_delays_the_others_up_to_the_deadline() {
     let ledger = Ledger::open(config.with_name("holder")).unwrap();
     let lock = ledger.hold_file_lock().unwrap();
     let begin = Instant::now();
-    let error = std::thread::scope(|scope| scope.spawn(|| ledger.take(1)).join().unwrap());
+    let error = std::thread::scope(|scope| scope.spawn(|| ledger.charge(1)).join().unwrap());
     match error {
         Err(LedgerError::Busy { holder: Some(holder), .. }) => {
             assert_eq!(holder.pid, std::process::id());
@@ -82,5 +82,5 @@ fn a_thread_that_holds_the_file_lock_delays_the_others_up_to_the_deadline() {
     }
     assert!(begin.elapsed() >= Duration::from_millis(30));
     drop(lock);
-    ledger.take(1).unwrap();
+    ledger.charge(1).unwrap();
 }

@@ -90,8 +90,8 @@ fn a_file_that_no_process_uses_is_upgraded_and_keeps_its_limit() {
         Ledger::open(directory.config(5).with_quota(Quota::limited_to(90 * UNIT))).unwrap();
     assert_eq!((ledger.limit().unwrap(), version(&path)), (100 * UNIT, 2));
     assert_eq!(fs::metadata(&path).unwrap().len(), SIZE_2);
-    ledger.take(90 * UNIT).unwrap();
-    assert!(matches!(ledger.take(1), Err(LedgerError::OverQuota { .. })));
+    ledger.charge(90 * UNIT).unwrap();
+    assert!(matches!(ledger.charge(1), Err(LedgerError::OverQuota { .. })));
     assert_eq!(view.snapshot().unwrap().version, 2, "a view that was open follows");
 }
 
@@ -106,16 +106,16 @@ fn a_file_that_an_older_process_uses_is_joined_as_it_is() {
     let ledger = directory.open(5);
     assert_eq!((version(&path), fs::metadata(&path).unwrap().len()), (1, SIZE_1));
     assert!(
-        matches!(ledger.take(41 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
+        matches!(ledger.charge(41 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
     );
-    ledger.take(40 * UNIT).unwrap();
+    ledger.charge(40 * UNIT).unwrap();
     assert!(matches!(
         ledger.set_quota(&Quota::limited_to(UNIT)),
         Err(LedgerError::NoQuotas { .. })
     ));
     assert!(ledger.quota().unwrap().is_empty());
     drop(old);
-    ledger.take(60 * UNIT).expect("what the dead one held");
+    ledger.charge(60 * UNIT).expect("what the dead one held");
     drop(ledger);
     drop(directory.open(5));
     assert_eq!(version(&path), 2, "the last one has left");
@@ -131,7 +131,7 @@ fn an_upgrade_that_was_killed_in_the_middle_is_completed() {
     let ledger = directory.open(5);
     ledger.set_quota(&Quota::limited_to(7 * UNIT)).unwrap();
     assert_eq!(version(&path), 2);
-    ledger.take(7 * UNIT).unwrap();
+    ledger.charge(7 * UNIT).unwrap();
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn openers_that_race_to_upgrade_all_join_one_ledger() {
         assert_eq!(version(&directory.ledger_path()), 2);
         for ledger in &ledgers {
             ledger.set_quota(&Quota::limited_to(30 * UNIT)).unwrap();
-            ledger.take(30 * UNIT).unwrap();
+            ledger.charge(30 * UNIT).unwrap();
         }
         assert_eq!(ledgers[0].snapshot().unwrap().used(), 90 * UNIT);
     }
@@ -189,8 +189,8 @@ fn python_upgrades_to_the_same_bytes_and_joins_what_is_in_use() {
     let old = OldProcess::join(&path, 60);
     let in_use = "
 with Ledger(path) as ledger:
-    ledger.take(40 * 256)
-    raises(Full, ledger.take, 1)
+    ledger.charge(40 * 256)
+    raises(Full, ledger.charge, 1)
     raises(xlog_ledger.NoQuotas, ledger.set_quota, xlog_ledger.Quota(limit=0))
     assert ledger.quota == xlog_ledger.Quota() and len(ledger.slots()) == 2
 raises(xlog_ledger.NoQuotas, Ledger, path, quota=xlog_ledger.Quota(limit=0))
@@ -201,8 +201,8 @@ raises(xlog_ledger.NoQuotas, Ledger, path, quota=xlog_ledger.Quota(limit=0))
     drop(old);
     let unused = "
 with Ledger(path, quota=xlog_ledger.Quota(limit=90 * 256)) as ledger:
-    ledger.take(90 * 256)
-    raises(xlog_ledger.OverQuota, ledger.take, 1)
+    ledger.charge(90 * 256)
+    raises(xlog_ledger.OverQuota, ledger.charge, 1)
 ";
     assert!(run_python(&path, unused).unwrap().status.success());
     drop(ours.open(5));

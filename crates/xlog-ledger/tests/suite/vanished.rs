@@ -14,7 +14,7 @@ fn one_account(displace: impl FnOnce(&Path)) {
     let place = outside.path().join("place");
     let config = || outside.config(100).with_directory(&place);
     let survivor = Ledger::open(config()).unwrap();
-    survivor.take(60 * UNIT).unwrap();
+    survivor.charge(60 * UNIT).unwrap();
     let path = survivor.path().to_owned();
     displace(&path);
 
@@ -37,12 +37,12 @@ assert path in str(error) and 'in use' in str(error), error
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     if !path.exists() {
-        survivor.take(40 * UNIT).expect("nobody counts elsewhere");
-        assert!(matches!(survivor.take(UNIT), Err(LedgerError::Full { .. })));
+        survivor.charge(40 * UNIT).expect("nobody counts elsewhere");
+        assert!(matches!(survivor.charge(UNIT), Err(LedgerError::Full { .. })));
     }
     drop(survivor);
     let next = Ledger::open(config()).expect("nobody is left");
-    next.take(100 * UNIT).unwrap();
+    next.charge(100 * UNIT).unwrap();
 }
 
 #[test]
@@ -90,14 +90,14 @@ fn replaced_by_another_valid_ledger() {
 fn a_survivor_of_a_replaced_file_is_refused_and_keeps_what_it_has() {
     let directory = TestDirectory::new();
     let survivor = Ledger::open(directory.config(100).with_chunk(10 * UNIT)).unwrap();
-    survivor.take(UNIT).unwrap();
+    survivor.charge(UNIT).unwrap();
     let copy = directory.path().join("copy");
     fs::copy(survivor.path(), &copy).unwrap();
     fs::rename(&copy, survivor.path()).unwrap();
-    survivor.take(UNIT).expect("the grant is still good");
-    let error = survivor.take(50 * UNIT).expect_err("two ledgers of one device");
+    survivor.charge(UNIT).expect("the grant is still good");
+    let error = survivor.charge(50 * UNIT).expect_err("two ledgers of one device");
     assert!(matches!(error, LedgerError::Removed { .. }), "{error:?}");
-    survivor.give(UNIT).unwrap();
+    survivor.release(UNIT).unwrap();
     assert_eq!(survivor.used(), UNIT);
 }
 
@@ -105,7 +105,7 @@ fn a_survivor_of_a_replaced_file_is_refused_and_keeps_what_it_has() {
 fn moved_back_it_is_the_same_account() {
     let directory = TestDirectory::new();
     let survivor = directory.open(100);
-    survivor.take(60 * UNIT).unwrap();
+    survivor.charge(60 * UNIT).unwrap();
     let aside = directory.path().join("aside");
     fs::rename(survivor.path(), &aside).unwrap();
     assert!(matches!(Ledger::open(directory.config(100)), Err(LedgerError::Displaced { .. })));
@@ -113,9 +113,9 @@ fn moved_back_it_is_the_same_account() {
     fs::rename(&aside, survivor.path()).unwrap();
     let newcomer = directory.open(100);
     assert!(
-        matches!(newcomer.take(41 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
+        matches!(newcomer.charge(41 * UNIT), Err(LedgerError::Full { available, .. }) if available == 40 * UNIT)
     );
-    newcomer.take(40 * UNIT).unwrap();
+    newcomer.charge(40 * UNIT).unwrap();
 }
 
 #[test]
@@ -124,10 +124,10 @@ fn a_survivor_in_python_keeps_newcomers_out_too() {
     let path = directory.ledger_path();
     let program = "
 ledger = Ledger(path, limit=100 * 256)
-ledger.take(60 * 256)
+ledger.charge(60 * 256)
 os.remove(path)
 open(os.path.join(os.path.dirname(path), 'ready'), 'w').close()
-ledger.take(40 * 256)
+ledger.charge(40 * 256)
 sys.stdin.read()
 ";
     let Some(mut command) = crate::support::python_command(&path, program) else { return };
@@ -137,7 +137,7 @@ sys.stdin.read()
     assert!(matches!(Ledger::open(directory.config(100)), Err(LedgerError::Displaced { .. })));
     drop(python.0.stdin.take());
     assert!(python.wait().success(), "its growth failed");
-    directory.open(100).take(100 * UNIT).unwrap();
+    directory.open(100).charge(100 * UNIT).unwrap();
 }
 
 /// A killed survivor's claim goes with it.
@@ -150,5 +150,5 @@ fn a_killed_survivor_keeps_nobody_out() {
     fs::remove_file(directory.ledger_path()).unwrap();
     assert!(matches!(Ledger::open(directory.config(100)), Err(LedgerError::Displaced { .. })));
     survivor.kill();
-    directory.open(100).take(100 * UNIT).unwrap();
+    directory.open(100).charge(100 * UNIT).unwrap();
 }

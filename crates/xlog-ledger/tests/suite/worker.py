@@ -67,7 +67,7 @@ def step(ledger, truth, held):
         size = dice.randint(1, largest)
         quota = load(QUOTA)
         try:
-            ledger.take(size)
+            ledger.charge(size)
         except xlog_ledger.Full:
             count(REFUSED)
         except xlog_ledger.Busy:
@@ -81,7 +81,7 @@ def step(ledger, truth, held):
     else:
         size = held.pop(dice.randrange(len(held)))
         truth.add(-units_of(size))
-        ledger.give(size)
+        ledger.release(size)
 
 
 def main():
@@ -107,7 +107,7 @@ def main():
         else:
             for size in held:
                 truth.add(-units_of(size))
-                ledger.give(size)
+                ledger.release(size)
             sys.exit(0 if ledger.used == 0 and truth.units == 0 else 4)
 
 

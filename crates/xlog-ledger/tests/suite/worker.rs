@@ -96,7 +96,7 @@ fn step(
         let largest = if random.below_u64(3) == 0 { LARGEST } else { LARGEST / 32 };
         let bytes = 1 + random.below_u64(largest * UNIT);
         let quota = cells.load(row, Field::Quota);
-        match ledger.take(bytes) {
+        match ledger.charge(bytes) {
             Ok(()) => {
                 truth.set(truth.units() + bytes.div_ceil(UNIT));
                 held.push(bytes);
@@ -124,7 +124,7 @@ fn step(
 
 fn give(ledger: &Ledger, truth: &mut Truth<'_>, bytes: u64) {
     truth.set(truth.units() - bytes.div_ceil(UNIT));
-    ledger.give(bytes).unwrap();
+    ledger.release(bytes).unwrap();
 }
 
 /// Adds up what the workers really hold, over and over.

@@ -154,7 +154,7 @@ fn processes_that_cache_memory_are_asked_for_it_before_a_refusal() {
     let mut program = initialized("proc2", &scratch, &[]);
     program.get("alloc 1024");
     let ledger = scratch.open_ledger();
-    ledger.take(900 * MIB).unwrap();
+    ledger.charge(900 * MIB).unwrap();
     // An ask before this would not be heard.
     let mut listener = AskListener::new(&ledger);
     ledger.publish_memory(900 * MIB, 0);
@@ -165,7 +165,7 @@ fn processes_that_cache_memory_are_asked_for_it_before_a_refusal() {
                 let heard =
                     listener.wait(Duration::from_millis(50), || is_over.load(Ordering::SeqCst));
                 if matches!(heard, Heard::Ask) {
-                    ledger.give(ledger.used()).unwrap();
+                    ledger.release(ledger.used()).unwrap();
                     ledger.publish_memory(0, 0);
                     listener.answer(false);
                 }

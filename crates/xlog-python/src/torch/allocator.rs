@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 use std::thread::{self, ThreadId};
 
-use xlog_base::{Mutex, PlaceMap};
+use xlog_base::{IntMap, Mutex};
 use xlog_cuda::device_runtime::{
     AllocRequest, AllocTag, DeviceBlock, ResourceError, ResourceResult, XlogDeviceRuntime,
 };
@@ -46,7 +46,7 @@ struct OpenCapture {
     thread: ThreadId,
 }
 
-/// What is at an address.
+/// The memory at an address.
 enum Live {
     /// A block of the runtime, and the streams that `record_stream` named.
     Block { block: DeviceBlock, used_on: Vec<usize> },
@@ -64,14 +64,14 @@ struct Entry {
 }
 
 /// All live addresses. Devices share one address space.
-pub(super) struct Addresses([Mutex<PlaceMap<u64, Entry>>; SHARDS]);
+pub(super) struct Addresses([Mutex<IntMap<u64, Entry>>; SHARDS]);
 
 impl Addresses {
     pub(super) fn new() -> Self {
         Self(std::array::from_fn(|_| Mutex::default()))
     }
 
-    fn shard(&self, ptr: u64) -> &Mutex<PlaceMap<u64, Entry>> {
+    fn shard(&self, ptr: u64) -> &Mutex<IntMap<u64, Entry>> {
         &self.0[(ptr / UNIT as u64) as usize % SHARDS]
     }
 }
@@ -79,7 +79,7 @@ impl Addresses {
 pub(super) struct Device {
     pub(super) runtime: Arc<XlogDeviceRuntime>,
     ordinal: usize,
-    streams: RwLock<PlaceMap<usize, StreamId>>,
+    streams: RwLock<IntMap<usize, StreamId>>,
     graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
     captures: Mutex<Vec<OpenCapture>>,
     capturing: AtomicUsize,

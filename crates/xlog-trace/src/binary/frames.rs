@@ -12,7 +12,7 @@ const READ_BYTES: usize = 64 << 10;
 /// Payload bytes with false checksums that are searched for frames; beyond them, whole payloads are skipped.
 const SEARCH_LIMIT: u64 = 64 << 20;
 
-/// What the reader found at its position.
+/// The content of a log at the reader's position.
 #[derive(Debug)]
 pub(super) enum Found {
     /// A valid chunk; its payload is in [`Frames::payload`].

@@ -10,7 +10,7 @@ pub(super) const MAX_VALUE_BYTES: usize = 1 << 30;
 /// The maximum number of open marks.
 const MAX_MARKS: usize = 1 << 10;
 
-/// Why a pickle cannot be read.
+/// The reason why a pickle cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PickleError {
@@ -49,7 +49,7 @@ pub enum PickleError {
         name: String,
         /// Its offset.
         offset: usize,
-        /// What is limited.
+        /// The limited quantity.
         what: &'static str,
         /// The limit.
         limit: usize,

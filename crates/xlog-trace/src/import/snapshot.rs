@@ -32,7 +32,7 @@ const MAX_TEXT: usize = 1 << 10;
 /// Frames of one stack that are read.
 const MAX_FRAMES: usize = 256;
 
-/// Why a snapshot cannot be read.
+/// The reason why a snapshot cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {

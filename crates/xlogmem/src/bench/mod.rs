@@ -46,7 +46,7 @@ pub(crate) struct BenchArguments {
 struct Report {
     schema: u32,
     ok: bool,
-    /// Why not, in one line.
+    /// The reason why not, in one line.
     error: Option<String>,
     machine: Machine,
     /// The number of rounds per median.

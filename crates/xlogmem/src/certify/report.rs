@@ -126,7 +126,7 @@ pub(super) struct Report {
     pub(super) device_name: Option<String>,
     /// The path of compute-sanitizer; `null` if no cell ran under it.
     pub(super) checker: Option<String>,
-    /// Why not.
+    /// The reason why not.
     pub(super) no_checker: Option<String>,
     pub(super) cells: Vec<Cell>,
 }

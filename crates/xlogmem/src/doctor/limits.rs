@@ -36,7 +36,7 @@ pub(super) struct LedgerState {
     processes: Option<usize>,
     /// Dead processes whose bytes were not reclaimed yet.
     dead: Option<usize>,
-    /// Why there is no ledger.
+    /// The reason why there is no ledger.
     reason: Option<String>,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct Report {
     pub(super) schema: u32,
     /// Whether the selected device was opened and passed its check.
     pub(super) ok: bool,
-    /// Why not, in one line.
+    /// The reason why not, in one line.
     pub(super) error: Option<String>,
     pub(super) xlog_version: &'static str,
     pub(super) selection: Selection,
@@ -66,7 +66,7 @@ pub(crate) struct Cuda {
     pub(super) kernel_module_version: Option<String>,
     /// The number of GPUs visible to this process.
     pub(super) gpu_count: Option<usize>,
-    /// Why the driver could not be queried.
+    /// The reason why the driver could not be queried.
     pub(super) error: Option<String>,
     #[serde(skip)]
     unavailable: Option<Missing>,

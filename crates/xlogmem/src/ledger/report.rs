@@ -13,7 +13,7 @@ pub(super) struct Report {
     schema: u32,
     /// Whether every ledger could be read.
     pub(super) ok: bool,
-    /// Why not, in one line.
+    /// The reason why not, in one line.
     pub(super) error: Option<String>,
     /// The directory or file that was read.
     place: String,
@@ -23,7 +23,7 @@ pub(super) struct Report {
 #[derive(Serialize, Debug, Default)]
 pub(super) struct Found {
     path: String,
-    /// Why it could not be read or changed.
+    /// The reason why it could not be read or changed.
     pub(super) error: Option<String>,
     device: Option<String>,
     limit_bytes: Option<u64>,

@@ -128,7 +128,7 @@ struct Linker {
     live_bytes: u64,
 }
 
-/// Why a plan could not be made.
+/// The reason why a plan could not be made.
 #[derive(Debug)]
 pub(super) enum Problem {
     /// The log cannot be read further.

@@ -32,7 +32,7 @@ pub(crate) struct StackArguments {
 
     /// Put a guard under the blocks: off, canary, sync, pages or sampled:N
     ///
-    /// What it finds ends the run with status 1; see docs/debugging.md.
+    /// A finding ends the run with status 1; see docs/debugging.md.
     #[arg(long, value_name = "MODE", env = "XLOG_DEVICE_GUARD")]
     pub(crate) guard: Option<String>,
 

@@ -22,7 +22,7 @@ pub(crate) struct LogReport {
     file: String,
     /// Records that are not in the file.
     dropped_records: u64,
-    /// Why the last write failed.
+    /// The reason why the last write failed.
     error: Option<String>,
 }
 

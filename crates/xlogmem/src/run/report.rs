@@ -23,7 +23,7 @@ pub(super) struct RunHead {
     workload: &'static str,
     /// Whether everything was done and verified, without races, and nothing is left.
     pub(super) ok: bool,
-    /// Why not, in one line.
+    /// The reason why not, in one line.
     pub(super) error: Option<String>,
     pub(super) selection: Selection,
     pub(super) device_name: Option<String>,

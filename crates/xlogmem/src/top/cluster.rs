@@ -47,7 +47,7 @@ impl Row {
 struct ClusterPicture {
     schema: u32,
     ok: bool,
-    /// Why a target could not be read, in one line.
+    /// The reason why a target could not be read, in one line.
     error: Option<String>,
     targets: Vec<String>,
     processes: Vec<Row>,

@@ -97,7 +97,7 @@ impl Shown {
 pub(super) struct Picture {
     schema: u32,
     ok: bool,
-    /// Why not, in one line.
+    /// The reason why not, in one line.
     pub(super) error: Option<String>,
     /// The directory or file that was read.
     place: String,

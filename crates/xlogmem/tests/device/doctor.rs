@@ -179,7 +179,7 @@ fn it_does_not_say_works_where_the_ledger_has_no_room() {
     let ledger = Ledger::open(config).unwrap();
     let named = place.path("");
     let variables = [("XLOG_DEVICE_LEDGER", named.as_str())];
-    ledger.take(64 << 20).unwrap();
+    ledger.charge(64 << 20).unwrap();
     assert_would_be_refused(&variables, &["fails its check"]);
     std::fs::remove_file(ledger.path()).unwrap();
     assert_would_be_refused(&variables, &["sim-0.ledger", "in use"]);

@@ -68,7 +68,7 @@ fn where_there_is_no_ledger_it_says_so_and_that_is_no_failure() {
 fn it_shows_who_holds_what_by_flag_and_by_environment() {
     let place = Place::new("holders");
     let (one, two) = (place.ledger("GPU-one", 64 * MIB), place.ledger("GPU-two", MIB));
-    one.take(16 * MIB).unwrap();
+    one.charge(16 * MIB).unwrap();
     let report = json(&ledger(place.path(), &["--json"]));
     assert_eq!(report["schema"], 1);
     let first = &report["ledgers"][0];
@@ -114,15 +114,15 @@ fn the_quota_of_a_process_is_changed_while_it_runs_and_shown() {
     assert!(page.contains("quota (job 7): at most 16 MiB, 4 MiB guaranteed"), "{page}");
     let quota = |ledger: &Ledger| ledger.quota().unwrap();
     assert_eq!((quota(&one).limit, quota(&two).limit), (Some(16 * MIB), Some(8 * MIB)));
-    one.take(16 * MIB).unwrap();
-    assert!(one.take(1).is_err());
+    one.charge(16 * MIB).unwrap();
+    assert!(one.charge(1).is_err());
     // What is not given stays.
     change(one.path(), &["--quota", "none"]);
     assert_eq!((quota(&one).limit, quota(&one).guaranteed), (None, 4 * MIB));
     assert_eq!(quota(&two).limit, Some(8 * MIB));
-    one.take(40 * MIB).unwrap();
+    one.charge(40 * MIB).unwrap();
     change(one.path(), &["--quota", "20MiB", "--guarantee", "none"]);
-    assert!(one.take(1).is_err(), "56 MiB are in use");
+    assert!(one.charge(1).is_err(), "56 MiB are in use");
     let shown = json(&ledger(one.path(), &["--json"]));
     let slot = &shown["ledgers"][0]["slots"][0];
     assert_eq!((&slot["quota_bytes"], &slot["guaranteed_bytes"]), (&(20 * MIB).into(), &0.into()));

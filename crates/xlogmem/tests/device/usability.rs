@@ -213,7 +213,7 @@ fn a_run_joins_a_ledger_and_keeps_its_limit() {
     let key = xlog_cuda::ledger::DeviceKey::new("runs").unwrap();
     let config = xlog_cuda::ledger::LedgerConfig::new(key).with_directory(scratch.folder());
     let other = xlog_cuda::ledger::Ledger::open(config).unwrap();
-    other.take(64 << 20).unwrap();
+    other.charge(64 << 20).unwrap();
     let refused = run(&["run", "join", "--device", "sim", "--rows", "1e3", "--ledger", &ledger]);
     assert_eq!(refused.status.code(), Some(1));
     assert!(text(&refused.stderr).contains("out of budget"), "{}", text(&refused.stderr));

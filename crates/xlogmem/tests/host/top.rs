@@ -51,10 +51,10 @@ fn top(place: &Path, arguments: &[&str]) -> Output {
 fn one_picture_has_bytes_peaks_and_rates_sorted_as_asked() {
     let place = Place::new("once");
     let (small, large) = (place.ledger("small"), place.ledger("large"));
-    small.take(8 * MIB).unwrap();
-    large.take(16 * MIB).unwrap();
-    small.take(24 * MIB).unwrap();
-    small.give(24 * MIB).unwrap();
+    small.charge(8 * MIB).unwrap();
+    large.charge(16 * MIB).unwrap();
+    small.charge(24 * MIB).unwrap();
+    small.release(24 * MIB).unwrap();
     let picture = json(&top(&place.0, &["--json", "--every", "0.05"]));
     assert_eq!((&picture["schema"], &picture["ok"]), (&1.into(), &true.into()));
     assert!(picture["seconds"].as_f64().unwrap() >= 0.05);
@@ -84,8 +84,8 @@ fn one_picture_has_bytes_peaks_and_rates_sorted_as_asked() {
 fn quotas_have_a_column_where_a_process_has_one() {
     let place = Place::new("quotas");
     let (one, two) = (place.ledger("one"), place.ledger("two"));
-    one.take(8 * MIB).unwrap();
-    two.take(4 * MIB).unwrap();
+    one.charge(8 * MIB).unwrap();
+    two.charge(4 * MIB).unwrap();
     let page = |place: &Path| text(&top(place, &["--once", "--every", "0.01"]).stdout).to_owned();
     let heading =
         |page: &str| page.lines().any(|line| line.contains("pid") && line.contains("limit"));
@@ -151,8 +151,8 @@ fn contexts_and_modules_are_shown_apart_where_the_driver_tells() {
     let config = LedgerConfig::new(DeviceKey::new("GPU-fake").unwrap()).with_name("train");
     let config = config.with_directory(&ledgers).with_limit(640 * MIB).with_chunk(0);
     let (one, two) = (Ledger::open(config.clone()).unwrap(), Ledger::open(config).unwrap());
-    one.take(64 * MIB).unwrap();
-    two.take(32 * MIB).unwrap();
+    one.charge(64 * MIB).unwrap();
+    two.charge(32 * MIB).unwrap();
     let run = |arguments: &[&str], environment: &[(&str, &str)]| {
         let mut command = xlogmem();
         command.args(["top", "--ledger"]).arg(&ledgers).args(["--every", "0.01"]);
@@ -206,12 +206,12 @@ fn a_rate_is_the_growth_between_two_looks() {
             .unwrap();
         let mut steps = 0;
         while child.try_wait().unwrap().is_none() {
-            if ledger.take(STEP).is_ok() {
+            if ledger.charge(STEP).is_ok() {
                 steps += 1;
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        ledger.give(steps * STEP).unwrap();
+        ledger.release(steps * STEP).unwrap();
         let picture = json(&child.wait_with_output().unwrap());
         let row = &picture["devices"][0]["processes"][0];
         let rate = row["bytes_per_second"].as_f64().unwrap();
@@ -230,7 +230,7 @@ fn child_holds_memory() {
     let Some(directory) = std::env::var_os("XLOGMEM_TEST_LEDGER") else { return };
     let config = LedgerConfig::new(DeviceKey::new("sim-one").unwrap()).with_name("child");
     let ledger = Ledger::open(config.with_directory(directory).with_chunk(0)).unwrap();
-    ledger.take(4 * MIB).unwrap();
+    ledger.charge(4 * MIB).unwrap();
     println!("\nholding");
     let _ = std::io::stdin().read_line(&mut String::new());
 }
@@ -248,7 +248,7 @@ fn what_a_killed_process_left_is_neither_use_nor_pressure() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert!(lines.by_ref().map_while(Result::ok).any(|line| line == "holding"));
-    assert!(creator.take(61 * MIB).is_err(), "which sets the pressure word");
+    assert!(creator.charge(61 * MIB).is_err(), "which sets the pressure word");
     child.kill().unwrap();
     child.wait().unwrap();
     let device = json(&top(&place.0, &["--json", "--every", "0.02"]))["devices"][0].clone();
@@ -403,8 +403,8 @@ fn tags_are_told_by_living_processes_while_somebody_looks() {
 fn live_cached_and_pending_have_columns_and_a_silent_process_is_marked() {
     let place = Place::new("parts");
     let (plain, parts) = (place.ledger("plain"), place.ledger("io"));
-    plain.take(8 * MIB).unwrap();
-    parts.take(24 * MIB).unwrap();
+    plain.charge(8 * MIB).unwrap();
+    parts.charge(24 * MIB).unwrap();
     parts.publish_memory(12 * MIB, 4 * MIB);
     let picture = json(&top(&place.0, &["--json", "--every", "0.02"]));
     let device = &picture["devices"][0];
@@ -419,7 +419,7 @@ fn live_cached_and_pending_have_columns_and_a_silent_process_is_marked() {
     assert_eq!(figures(&rows[0]), [8 * MIB, 12 * MIB, 4 * MIB].map(Value::from));
     assert_eq!(figures(&rows[1]), [Value::Null, Value::Null, Value::Null]);
     // Another process asks, and nobody listens here.
-    assert!(!plain.press(60 * MIB - 8 * MIB, Duration::ZERO));
+    assert!(!plain.request_cached(60 * MIB - 8 * MIB, Duration::ZERO));
     let page = top(&place.0, &["--once", "--every", "0.02"]);
     let page = text(&page.stdout);
     for part in ["live", "cached", "pending", "12 MiB cached", "io (silent)"] {
@@ -435,7 +435,7 @@ fn live_cached_and_pending_have_columns_and_a_silent_process_is_marked() {
 fn damaged_tags_are_not_shown_and_harm_nothing() {
     let place = Place::new("damaged-tags");
     let ledger = place.ledger("teller");
-    ledger.take(MIB).unwrap();
+    ledger.charge(MIB).unwrap();
     ledger.publish_tags([("weights", MIB), ("scratch", 512)]);
     let look = || {
         let output = top(&place.0, &["--json", "--every", "0.01"]);
@@ -534,7 +534,7 @@ assert termios.tcgetattr(slave) == before, "the terminal is not as it was"
 fn the_terminal_is_as_it_was_however_it_ends() {
     let place = Place::new("terminal");
     let holder = place.ledger("holder");
-    holder.take(MIB).unwrap();
+    holder.charge(MIB).unwrap();
     for end in ["key", "SIGTERM", "SIGHUP", "SIGINT"] {
         let command = xlogmem();
         let mut python = Command::new("python3");

@@ -61,7 +61,7 @@ impl PhysicalBytes {
         meter: Arc<dyn PhysicalMeter>,
     ) -> ResourceResult<()> {
         let held = pools.usage()?.reserved as usize;
-        meter.take(held)?;
+        meter.charge(held)?;
         *self.state.lock() = State { meter: Some(meter), announced: held, ..State::default() };
         self.metered.store(true, Ordering::Release);
         Ok(())
@@ -119,7 +119,7 @@ impl PhysicalBytes {
 
     fn announce(&self, ahead: usize) -> ResourceResult<()> {
         if let Some(meter) = self.meter() {
-            meter.take(ahead)?;
+            meter.charge(ahead)?;
             let mut state = self.state.lock();
             state.announced += ahead;
             state.ahead += ahead;
@@ -170,7 +170,7 @@ impl PhysicalBytes {
             if surplus > 0 {
                 state.announced -= surplus;
                 // A release never waits.
-                meter.give(surplus);
+                meter.release(surplus);
             }
             state.is_over &= held > state.announced;
             (meter, held.saturating_sub(state.announced))
@@ -178,7 +178,7 @@ impl PhysicalBytes {
         if missing == 0 {
             return Ok(());
         }
-        let taken = meter.take(missing);
+        let taken = meter.charge(missing);
         let mut state = self.state.lock();
         state.is_over = taken.is_err();
         if taken.is_ok() {

@@ -1,7 +1,7 @@
-//! Registered functions: pressure functions and refusal functions.
+//! The callbacks of a budget: under memory pressure, and after a refusal.
 //!
-//! Invariants: functions run in the order of their registration, and no lock is held while one runs. A function that asks a budget
-//! for memory calls no functions again.
+//! Invariants: callbacks run in the order of their registration, and no lock is held while one runs. A callback that asks a budget
+//! for memory calls no callbacks again.
 
 use std::cell::Cell;
 use std::fmt;
@@ -15,31 +15,31 @@ type Callback<E> = Arc<dyn Fn(&E) + Send + Sync>;
 
 struct List<E> {
     next: u64,
-    functions: Vec<(u64, Callback<E>)>,
+    callbacks: Vec<(u64, Callback<E>)>,
 }
 
-/// Registered functions of one kind.
+/// The registered callbacks of one kind.
 pub(crate) struct Callbacks<E>(Arc<Mutex<List<E>>>);
 
 impl<E> Default for Callbacks<E> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(List { next: 0, functions: Vec::new() })))
+        Self(Arc::new(Mutex::new(List { next: 0, callbacks: Vec::new() })))
     }
 }
 
 impl<E: 'static> Callbacks<E> {
-    pub(crate) fn register(&self, function: Callback<E>) -> Registration {
+    pub(crate) fn register(&self, callback: Callback<E>) -> Registration {
         let mut list = self.0.lock();
         let key = list.next;
         list.next += 1;
-        list.functions.push((key, function));
+        list.callbacks.push((key, callback));
         let list: Weak<Mutex<List<E>>> = Arc::downgrade(&self.0);
         Registration {
             remove: Some(Box::new(move || {
                 if let Some(list) = list.upgrade() {
                     let mut list = list.lock();
-                    let at = list.functions.iter().position(|(other, _)| *other == key);
-                    let gone = at.map(|at| list.functions.remove(at));
+                    let at = list.callbacks.iter().position(|(other, _)| *other == key);
+                    let gone = at.map(|at| list.callbacks.remove(at));
                     drop(list);
                     drop(gone);
                 }
@@ -47,13 +47,13 @@ impl<E: 'static> Callbacks<E> {
         }
     }
 
-    pub(crate) fn functions(&self) -> Vec<Callback<E>> {
-        self.0.lock().functions.iter().map(|(_, function)| function.clone()).collect()
+    pub(crate) fn registered(&self) -> Vec<Callback<E>> {
+        self.0.lock().callbacks.iter().map(|(_, callback)| callback.clone()).collect()
     }
 
-    /// Returns the functions; none if this thread already runs one of a budget.
+    /// Returns the callbacks; none if this thread already runs one of a budget.
     pub(crate) fn outermost(&self) -> Vec<Callback<E>> {
-        if INSIDE.get() { Vec::new() } else { self.functions() }
+        if INSIDE.get() { Vec::new() } else { self.registered() }
     }
 }
 
@@ -61,7 +61,7 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `body`, whose own requests call no functions. Its waits do not count against the deadline of the surrounding call.
+/// Runs `body`, whose own requests call no callbacks. Its waits do not count against the deadline of the surrounding call.
 pub(crate) fn inside<T>(body: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -74,14 +74,14 @@ pub(crate) fn inside<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-/// A registered function. Dropping this ends the registration.
+/// A registered callback. Dropping this ends the registration.
 #[must_use = "dropping the registration ends it; `forever` keeps it"]
 pub struct Registration {
     remove: Option<Box<dyn FnOnce() + Send + Sync>>,
 }
 
 impl Registration {
-    /// Keeps the function registered for the lifetime of its budget.
+    /// Keeps the callback registered for the lifetime of its budget.
     pub fn forever(mut self) {
         self.remove = None;
     }

@@ -49,7 +49,7 @@ pub(crate) struct BudgetCore {
 /// The charge of a block whose free is in progress.
 pub(crate) type TakenCharge<'a> = TakenEntry<'a, 2>;
 
-/// Why an audit did not charge a request.
+/// The reason why an audit did not charge a request.
 #[derive(Debug)]
 pub(crate) struct Deficit {
     pub(crate) snapshot: AuditSnapshot,

@@ -28,24 +28,24 @@ impl BudgetHandle {
     }
 
     /// Sets the limit. A limit below what is charged frees nothing: requests are refused until enough is released, and pressure
-    /// functions are called.
+    /// callbacks are called.
     pub fn set_limit(&self, bytes: usize) {
-        self.press(self.change_limit(bytes));
+        self.call_pressure_callbacks(self.change_limit(bytes));
     }
 
-    /// [`BudgetHandle::set_limit`] without pressure functions. Returns the bytes above the limit, for [`BudgetHandle::press`].
+    /// [`BudgetHandle::set_limit`] without pressure callbacks. Returns the bytes above the limit, for [`BudgetHandle::call_pressure_callbacks`].
     pub(crate) fn change_limit(&self, bytes: usize) -> usize {
         self.core.set_limit(bytes)
     }
 
-    /// Calls the pressure functions if `over` bytes are above the limit.
-    pub(crate) fn press(&self, over: usize) {
+    /// Calls the pressure callbacks if `over` bytes are above the limit.
+    pub(crate) fn call_pressure_callbacks(&self, over: usize) {
         if over == 0 {
             return;
         }
         let pressure = Pressure { needed: over, requested: None };
-        for function in self.core.pressure.outermost() {
-            callbacks::inside(|| function(&pressure));
+        for callback in self.core.pressure.outermost() {
+            callbacks::inside(|| callback(&pressure));
         }
     }
 
@@ -94,20 +94,20 @@ impl BudgetHandle {
         self.core.scopes()
     }
 
-    /// Calls `function` before a request is refused for a lack of memory, and when the limit is lowered below what is charged.
+    /// Calls `callback` before a request is refused for a lack of memory, and when the limit is lowered below what is charged.
     ///
-    /// It runs on the thread that needs the memory, without locks: it may allocate and free. Its own requests call no functions. The
-    /// request is retried after each function.
+    /// It runs on the thread that needs the memory, without locks: it may allocate and free. Its own requests call no callbacks. The
+    /// request is retried after each callback.
     pub fn on_pressure(
         &self,
-        function: impl Fn(&Pressure) + Send + Sync + 'static,
+        callback: impl Fn(&Pressure) + Send + Sync + 'static,
     ) -> Registration {
-        self.core.pressure.register(Arc::new(function))
+        self.core.pressure.register(Arc::new(callback))
     }
 
-    /// Calls `function` with the report of each refusal, on the thread that was refused, without locks.
-    pub fn on_oom(&self, function: impl Fn(&OomReport) + Send + Sync + 'static) -> Registration {
-        self.core.refusals.register(Arc::new(function))
+    /// Calls `callback` with the report of each refusal, on the thread that was refused, without locks.
+    pub fn on_oom(&self, callback: impl Fn(&OomReport) + Send + Sync + 'static) -> Registration {
+        self.core.refusals.register(Arc::new(callback))
     }
 
     /// The report of the budget's last refusal, on any thread; see also [`OomReport::last_of_thread`].

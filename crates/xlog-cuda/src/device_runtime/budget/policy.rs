@@ -1,4 +1,4 @@
-//! The policy for requests that do not fit at once, and the argument of pressure functions.
+//! The policy for requests that do not fit at once, and the argument of pressure callbacks.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ impl WaitPolicy {
     }
 }
 
-/// The argument of a pressure function.
+/// The argument of a pressure callback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Pressure {

@@ -1,15 +1,24 @@
 //! The steps before a request is refused.
 //!
-//! A request that can never fit is refused at once. Otherwise each step is followed by a new attempt:
+//! A request that can never fit is refused at once. Otherwise a new attempt follows each step. The steps depend on what was refused.
+//!
+//! *The charge* (`charge_with_reclaim`), because the budget or a scope has too few bytes left:
 //! 1. the unused credit of all shards;
 //! 2. completed frees of the resource below, and a trim if a guard has freed blocks in quarantine;
-//! 3. if the ledger refused: memory that other processes have cached;
-//! 4. polls of pending frees and of operations in flight, until the deadline of the call;
-//! 5. pressure functions;
-//! 6. a wait in the queue, if the policy allows it.
+//! 3. polls of pending frees and of operations in flight, until the deadline of the call;
+//! 4. the pressure callbacks in order, each followed by steps 1 to 3;
+//! 5. a wait in the queue, if the policy allows it; requests that may wait come here at once if others already do.
 //!
-//! No lock is held while the resource below or a function is called. All waits of one call for the device spend one deadline
-//! ([`DeviceWait`]); half of it is kept for memory that pressure functions free.
+//! *The memory* (`reclaim_step`), because the resource below returned an error:
+//! 1. completed frees of the resource below;
+//! 2. a trim;
+//! 3. if the ledger refused: memory that other processes have cached. Repeated as long as it may help, also between the later steps;
+//! 4. an attempt in which the resource below may wait;
+//! 5. polls of pending frees, until the deadline of the call;
+//! 6. the next pressure callback, completed frees and a trim; then step 5 again.
+//!
+//! No lock is held while the resource below or a callback is called. All waits of one call for the device spend one deadline
+//! ([`DeviceWait`]); half of it is kept for memory that pressure callbacks free.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,18 +43,31 @@ const WORTHWHILE_WAIT: Duration = Duration::from_millis(1);
 /// The maximum wait for other processes before this process queries its own pending frees again.
 const LONGEST_ASK: Duration = Duration::from_millis(50);
 
-type PressureFunction = Arc<dyn Fn(&Pressure) + Send + Sync>;
+type PressureCallback = Arc<dyn Fn(&Pressure) + Send + Sync>;
+
+/// The next step against an error of the resource below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ReclaimStep {
+    /// Complete frees below.
+    Reap,
+    /// Trim the resource below.
+    Trim,
+    /// Let the resource below wait.
+    AllowWaits,
+    /// Poll pending frees until the deadline; then call the next pressure callback.
+    PollOrCallback,
+}
 
 /// The progress of a request through the steps, and its deadline. Made when the request first fails.
 #[derive(Debug)]
 pub(super) struct ReclaimState {
     policy: OomPolicy,
-    step: u32,
+    step: ReclaimStep,
     called: usize,
     /// The number of asks that returned without a wait.
     futile_asks: u32,
     backoff: Backoff,
-    /// The part of the deadline that waits below leave for pressure functions; `None` until the resource below may wait.
+    /// The part of the deadline that waits below leave for pressure callbacks; `None` until the resource below may wait.
     pub(super) kept_below: Option<Duration>,
     _deadline: DeviceWait,
 }
@@ -55,13 +77,21 @@ impl ReclaimState {
     pub(super) fn new(policy: OomPolicy, spent: Duration) -> Self {
         let _deadline = DeviceWait::begin(policy.deadline.saturating_sub(spent));
         let backoff = Backoff::default();
-        Self { policy, step: 0, called: 0, futile_asks: 0, backoff, kept_below: None, _deadline }
+        Self {
+            policy,
+            step: ReclaimStep::Reap,
+            called: 0,
+            futile_asks: 0,
+            backoff,
+            kept_below: None,
+            _deadline,
+        }
     }
 }
 
-/// Returns the part of the deadline to keep for pressure functions that have not been called.
-fn kept_for(functions: &[PressureFunction]) -> Duration {
-    if functions.is_empty() {
+/// Returns the part of the deadline to keep for pressure callbacks that have not been called.
+fn kept_for(uncalled: &[PressureCallback]) -> Duration {
+    if uncalled.is_empty() {
         return Duration::ZERO;
     }
     device_wait::left().unwrap_or_default() / 2
@@ -75,7 +105,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         charge: &Charge,
         reclaim: &ReclaimState,
     ) -> Result<(), ResourceError> {
-        crate::spans::slow_path!("out_of_memory_ladder", bytes = charge.bytes);
+        crate::spans::slow_path!("reclaim", bytes = charge.bytes);
         let core = &*self.core;
         if self.never_fits(charge) {
             return Err(self.refuse(charge, core.quotas.snapshot(charge.bytes, charge.scope)));
@@ -83,16 +113,16 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         if reclaim.policy.wait.is_some() && !core.queue.is_empty() {
             return self.wait(charge, &reclaim.policy);
         }
-        let functions = core.pressure.outermost();
-        let mut snapshot = match self.charge_after_frees(charge, kept_for(&functions)) {
+        let registered = core.pressure.outermost();
+        let mut snapshot = match self.charge_after_frees(charge, kept_for(&registered)) {
             Ok(()) => return Ok(()),
             Err(snapshot) => snapshot,
         };
-        for (n, function) in functions.iter().enumerate() {
+        for (n, callback) in registered.iter().enumerate() {
             let needed = charge.bytes.saturating_sub(snapshot.room);
             let pressure = Pressure { needed, requested: Some(charge.bytes) };
-            callbacks::inside(|| function(&pressure));
-            snapshot = match self.charge_after_frees(charge, kept_for(&functions[n + 1..])) {
+            callbacks::inside(|| callback(&pressure));
+            snapshot = match self.charge_after_frees(charge, kept_for(&registered[n + 1..])) {
                 Ok(()) => return Ok(()),
                 Err(snapshot) => snapshot,
             };
@@ -229,26 +259,31 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         error: &ResourceError,
         reclaim: &mut ReclaimState,
     ) -> bool {
-        let functions = self.core.pressure.outermost();
-        let next = functions.get(reclaim.called..).unwrap_or_default();
+        let registered = self.core.pressure.outermost();
+        let next = registered.get(reclaim.called..).unwrap_or_default();
         let step = reclaim.step;
-        reclaim.step = step.saturating_add(1);
         match step {
-            0 => self.reap_below(),
-            1 => {
-                let _ = self.inner.trim();
+            ReclaimStep::Reap => {
+                self.reap_below();
+                reclaim.step = ReclaimStep::Trim;
             }
-            _ if self.asks_other_processes(error, reclaim, kept_for(next)) => reclaim.step = step,
-            // From here on the resource may wait.
-            2 => reclaim.kept_below = Some(kept_for(next)),
-            _ if self.pauses_for_frees(reclaim) => self.reap_below(),
-            _ => {
-                let Some(function) = next.first() else { return false };
+            ReclaimStep::Trim => {
+                let _ = self.inner.trim();
+                reclaim.step = ReclaimStep::AllowWaits;
+            }
+            _ if self.wait_for_other_processes(error, reclaim, kept_for(next)) => {}
+            ReclaimStep::AllowWaits => {
+                reclaim.kept_below = Some(kept_for(next));
+                reclaim.step = ReclaimStep::PollOrCallback;
+            }
+            ReclaimStep::PollOrCallback if self.sleep_before_poll(reclaim) => self.reap_below(),
+            ReclaimStep::PollOrCallback => {
+                let Some(callback) = next.first() else { return false };
                 reclaim.called += 1;
                 let pressure = Pressure { needed: charge.bytes, requested: Some(charge.bytes) };
-                callbacks::inside(|| function(&pressure));
-                (reclaim.backoff, reclaim.kept_below) =
-                    (Backoff::default(), Some(kept_for(&next[1..])));
+                callbacks::inside(|| callback(&pressure));
+                reclaim.backoff = Backoff::default();
+                reclaim.kept_below = Some(kept_for(&next[1..]));
                 self.reap_below();
                 let _ = self.inner.trim();
             }
@@ -256,8 +291,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         true
     }
 
-    /// Asks other processes of the ledger for cached memory. Returns whether to retry: the request may fit, or a process may answer later.
-    fn asks_other_processes(
+    /// Asks other processes of the ledger for cached memory, and waits for their answers. Returns whether to retry: the request
+    /// may fit, or a process may answer later.
+    fn wait_for_other_processes(
         &self,
         error: &ResourceError,
         reclaim: &mut ReclaimState,
@@ -269,7 +305,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
             return false;
         }
         let began = Instant::now();
-        let may_fit = meter.relieve(error, limit.min(LONGEST_ASK));
+        let may_fit = meter.request_cached(error, limit.min(LONGEST_ASK));
         let waited = began.elapsed();
         device_wait::spend(waited);
         reclaim.futile_asks += u32::from(waited < WORTHWHILE_WAIT);
@@ -281,7 +317,8 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         may_fit || more_to_come
     }
 
-    fn pauses_for_frees(&self, reclaim: &mut ReclaimState) -> bool {
+    /// Sleeps if pending frees may help and the deadline allows it. Returns whether to poll them.
+    fn sleep_before_poll(&self, reclaim: &mut ReclaimState) -> bool {
         let kept = reclaim.kept_below.unwrap_or_default();
         device_wait::left().is_none_or(|left| left > kept)
             && self.core.quotas.snapshot(0, DEVICE).pending > 0

@@ -96,10 +96,10 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
     }
 
     fn report(&self, report: OomReport) {
-        let report = report.file();
+        let report = report.publish();
         *self.core.last_oom.lock() = Some(report.clone());
-        for function in self.core.refusals.outermost() {
-            callbacks::inside(|| function(&report));
+        for callback in self.core.refusals.outermost() {
+            callbacks::inside(|| callback(&report));
         }
     }
 }

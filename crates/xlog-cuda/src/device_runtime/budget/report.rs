@@ -21,7 +21,7 @@ pub(crate) const NAMED: usize = 8;
 /// The number of reports that the process keeps for errors that are printed later or on another thread.
 const KEPT: usize = 16;
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -125,7 +125,7 @@ pub struct TagUsage {
     pub bytes: usize,
     /// Blocks charged.
     pub blocks: usize,
-    /// Those of the bytes that are freed and wait for work on streams, or are in a quarantine.
+    /// The part of the bytes that is freed and waits for work on streams, or is in a quarantine.
     pub pending: usize,
 }
 
@@ -162,9 +162,9 @@ pub struct OtherProcess {
     pub name: String,
     /// Its bytes of the device, used or granted.
     pub bytes: usize,
-    /// Those of the bytes that it has cached, if it publishes that.
+    /// The part of the bytes that it has cached, if it publishes that.
     pub cached: Option<usize>,
-    /// Those of the bytes that were freed and wait for work on streams, if it publishes that.
+    /// The part of the bytes that was freed and waits for work on streams, if it publishes that.
     pub pending: Option<usize>,
     /// Whether it has answered the last request for cached memory. A stopped process has not.
     pub has_answered: bool,
@@ -188,7 +188,7 @@ pub struct RefusedCall {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct OomReport {
-    /// Why.
+    /// The reason.
     pub cause: OomCause,
     /// The ordinal of the device.
     pub device_ordinal: u32,
@@ -233,7 +233,7 @@ pub struct OomReport {
     pub device_free: Option<usize>,
     /// The text of the error without its report.
     pub error: String,
-    /// The call of a runtime or a manager, which sets it after the functions of [`on_oom`](super::BudgetHandle::on_oom) have run.
+    /// The call of a runtime or a manager, which sets it after the callbacks of [`on_oom`](super::BudgetHandle::on_oom) have run.
     #[serde(serialize_with = "of_once")]
     pub call: OnceLock<RefusedCall>,
 }
@@ -312,8 +312,8 @@ impl OomReport {
         }
     }
 
-    /// Stores the report as this thread's last one, and for the code that prints its error.
-    pub(crate) fn file(self) -> Arc<Self> {
+    /// Publishes the report: as this thread's last one, and for the code that prints its error.
+    pub(crate) fn publish(self) -> Arc<Self> {
         let report = Arc::new(self);
         let _ = LAST.try_with(|last| last.replace(Some(report.clone())));
         let mut recent = RECENT.lock();

@@ -18,6 +18,14 @@ fn at_least(bytes: usize) -> String {
     size_text_up(bytes as u64)
 }
 
+/// Counts the other processes, as the beginning of a sentence about their bytes.
+fn hold(processes: usize) -> String {
+    match processes {
+        1 => "1 other process holds".to_owned(),
+        _ => format!("{processes} other processes hold"),
+    }
+}
+
 /// The name of a tag in a line, at most 40 characters of it.
 fn quoted(tag: &TagUsage) -> String {
     format!("\"{:.40}\"", tag.tag.0)
@@ -223,7 +231,7 @@ impl OomReport {
             write!(f, "; {detail}")?;
         }
         if let Some(others) = self.others.filter(|others| others.bytes > 0) {
-            write!(f, "; {} other processes hold {}", others.processes, size(others.bytes))?;
+            write!(f, "; {} {}", hold(others.processes), size(others.bytes))?;
             let named: Vec<String> = self
                 .processes
                 .iter()
@@ -303,7 +311,7 @@ impl fmt::Display for OomReport {
             )?;
         }
         if let Some(others) = &self.others {
-            writeln!(f, "  {} other processes hold {} bytes", others.processes, others.bytes)?;
+            writeln!(f, "  {} {} bytes", hold(others.processes), others.bytes)?;
         }
         for other in &self.processes {
             write!(f, "  process {} '{:.40}': {} bytes", other.pid, other.name, other.bytes)?;

@@ -181,7 +181,7 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         }
     }
 
-    /// Returns whether reaping, trimming or pressure functions may help against an error.
+    /// Returns whether reaping, trimming or pressure callbacks may help against an error.
     pub(super) fn is_shortage(&self, error: &ResourceError) -> bool {
         match error {
             ResourceError::OutOfMemory { .. } => true,

@@ -183,7 +183,7 @@ impl Checker {
     pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         let mut kept = self.meter.lock();
         let chunks = self.slots.lock().chunks.len();
-        meter.take(chunks * self.chunk_bytes())?;
+        meter.charge(chunks * self.chunk_bytes())?;
         *kept = Some(Meter(meter));
         Ok(())
     }
@@ -195,11 +195,11 @@ impl Checker {
             return Ok(());
         }
         if let Some(Meter(meter)) = &*meter {
-            meter.take(self.chunk_bytes())?;
+            meter.charge(self.chunk_bytes())?;
         }
         let start = self.device.driver().alloc(CHUNK * SLOT).inspect_err(|_| {
             if let Some(Meter(meter)) = &*meter {
-                meter.give(self.chunk_bytes());
+                meter.release(self.chunk_bytes());
             }
         })?;
         let mut slots = self.slots.lock();
@@ -404,7 +404,7 @@ impl Checker {
                 // SAFETY: every slot was read back after its check had completed, so nothing uses this memory.
                 let freed = unsafe { driver.free(chunk) };
                 if let (Ok(()), Some(Meter(meter))) = (&freed, &*meter) {
-                    meter.give(self.chunk_bytes());
+                    meter.release(self.chunk_bytes());
                 }
                 // A chunk that the driver could not free stays charged.
                 freed.is_err()

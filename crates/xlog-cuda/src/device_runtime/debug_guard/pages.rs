@@ -107,7 +107,7 @@ impl Pages {
 
     /// Charges the existing physical memory to a meter, and later changes.
     pub(super) fn start_meter(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        meter.take(self.physical())?;
+        meter.charge(self.physical())?;
         *self.meter.lock() = Some(meter);
         Ok(())
     }
@@ -148,7 +148,7 @@ impl Pages {
         unit: usize,
     ) -> ResourceResult<Mapped> {
         if let Some(meter) = self.meter.lock().clone()
-            && let Err(error) = meter.take(length)
+            && let Err(error) = meter.charge(length)
         {
             self.physical.fetch_sub(length, Ordering::AcqRel);
             return Err(error);
@@ -188,7 +188,7 @@ impl Pages {
     fn uncount(&self, bytes: usize) {
         self.physical.fetch_sub(bytes, Ordering::AcqRel);
         if let Some(meter) = self.meter.lock().clone() {
-            meter.give(bytes);
+            meter.release(bytes);
         }
     }
 

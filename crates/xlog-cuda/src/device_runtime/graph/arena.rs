@@ -67,9 +67,9 @@ pub(super) struct Arena {
     pub(super) state: Mutex<ArenaState>,
 }
 
-/// A block, classified by what orders its uses.
+/// The origin of a block, which decides what orders its uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum BlockOrigin {
     /// The block belongs to the arena and may be used outside, as a use of its chunk.
     Outside(BlockId),
     /// The id names a chunk, which belongs to the resource below.
@@ -156,8 +156,8 @@ impl Arena {
         })
     }
 
-    /// Classifies a block. Returns `UseAfterFree` if it is not live.
-    pub(super) fn place(&self, block: BlockId, chunk: usize) -> ResourceResult<Place> {
+    /// Returns the origin of a block, and `UseAfterFree` if the block is not live.
+    pub(super) fn origin(&self, block: BlockId, chunk: usize) -> ResourceResult<BlockOrigin> {
         if block.device_ordinal != self.ordinal {
             return Err(ResourceError::Driver(format!(
                 "a block of device {} was passed to device {}",
@@ -169,17 +169,17 @@ impl Arena {
         let chunk = state.chunks.get(chunk).ok_or_else(|| gone.clone())?;
         let Some(inside) = state.blocks.get(&block.generation) else {
             let is_chunk = chunk.generation == block.generation && chunk.ptr == block.ptr;
-            return if is_chunk { Ok(Place::Chunk) } else { Err(gone) };
+            return if is_chunk { Ok(BlockOrigin::Chunk) } else { Err(gone) };
         };
         if inside.range.start != block.ptr {
             return Err(gone);
         }
         if state.open.as_ref().is_some_and(|open| open.number == inside.capture) {
-            return Ok(Place::Captured);
+            return Ok(BlockOrigin::Captured);
         }
         match inside.is_retired {
             true => Err(gone),
-            false => Ok(Place::Outside(BlockId::from_block(chunk))),
+            false => Ok(BlockOrigin::Outside(BlockId::from_block(chunk))),
         }
     }
 

@@ -101,12 +101,12 @@ impl OpenOrder {
     fn outside_block(&mut self, used: CapturedUse) -> &mut OutsideBlock {
         let generation = used.block.generation;
         let known = self.outside.iter().position(|each| each.generation == generation);
-        let place = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             let (launch, uses) = (used.outside, CapturedUses::default());
             self.outside.push(OutsideBlock { launch, access: used.access, generation, uses });
             self.outside.len() - 1
         });
-        let outside = &mut self.outside[place];
+        let outside = &mut self.outside[index];
         if outside.access != used.access {
             outside.access = Access::ReadWrite;
         }
@@ -207,8 +207,8 @@ impl Arena {
         let Some(open) = open else { return Err(misuse()) };
         let member = open.member(stream);
         let this = (generation, stream.id);
-        let place = open.open_uses.iter().position(|known| *known == this).ok_or_else(misuse)?;
-        open.open_uses.swap_remove(place);
+        let index = open.open_uses.iter().position(|known| *known == this).ok_or_else(misuse)?;
+        open.open_uses.swap_remove(index);
         let point = open.order.point(member);
         match blocks.get_mut(&generation).filter(|inside| inside.capture == open.number) {
             Some(inside) => {
@@ -222,11 +222,11 @@ impl Arena {
                 }
             }
             None => {
-                if let Some(place) =
+                if let Some(index) =
                     open.outside.iter().position(|known| known.generation == generation)
                 {
                     let OpenOrder { outside, order, .. } = open;
-                    outside[place].uses.finish(order, member, point, used.access);
+                    outside[index].uses.finish(order, member, point, used.access);
                 }
             }
         }

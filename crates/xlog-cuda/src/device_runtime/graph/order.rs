@@ -51,12 +51,12 @@ pub(super) struct CapturedOrder {
 impl CapturedOrder {
     /// Returns the member of a stream, and adds it without order if it is new.
     pub(super) fn member(&mut self, id: StreamId, raw: &Arc<RawStream>) -> Member {
-        self.place(raw).unwrap_or_else(|| self.add(id, raw, false))
+        self.find(raw).unwrap_or_else(|| self.add(id, raw, false))
     }
 
-    fn place(&self, raw: &RawStream) -> Option<Member> {
-        let place = self.streams.iter().position(|each| each.raw.handle() == raw.handle())?;
-        Some(Member(place as u32))
+    fn find(&self, raw: &RawStream) -> Option<Member> {
+        let index = self.streams.iter().position(|each| each.raw.handle() == raw.handle())?;
+        Some(Member(index as u32))
     }
 
     fn add(&mut self, id: StreamId, raw: &Arc<RawStream>, is_marked: bool) -> Member {
@@ -67,7 +67,7 @@ impl CapturedOrder {
 
     /// Adds a stream that the runtime is about to capture. Other threads can queue nothing on it from now on.
     pub(super) fn begin(&mut self, id: StreamId, raw: &Arc<RawStream>) -> DriverResult<Member> {
-        if let Some(member) = self.place(raw) {
+        if let Some(member) = self.find(raw) {
             return Ok(member);
         }
         raw.begin_capture()?;
@@ -76,13 +76,13 @@ impl CapturedOrder {
 
     /// Iterates over all streams; the stream that the capture began on is first.
     pub(super) fn members(&self) -> impl Iterator<Item = (Member, &Arc<RawStream>)> {
-        self.streams.iter().enumerate().map(|(place, each)| (Member(place as u32), &each.raw))
+        self.streams.iter().enumerate().map(|(index, each)| (Member(index as u32), &each.raw))
     }
 
     /// Returns the member of a known stream.
     pub(super) fn member_of(&self, id: StreamId) -> Option<Member> {
-        let place = self.streams.iter().position(|each| each.id == id)?;
-        Some(Member(place as u32))
+        let index = self.streams.iter().position(|each| each.id == id)?;
+        Some(Member(index as u32))
     }
 
     fn count(&self, of: Member, at: Member) -> u64 {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use xlog_driver::sync::Mutex;
 use xlog_driver::{CaptureInfo, DriverError, Graphs};
 
-use super::arena::{Arena, Place};
+use super::arena::{Arena, BlockOrigin};
 use super::captured::{CapturedUse, Ended, OnStream, OpenOrder};
 use super::{CaptureError, CaptureOptions};
 use crate::CudaDevice;
@@ -60,7 +60,7 @@ pub(super) struct Capture {
 
 /// A chunk and its arena, by the end of the chunk.
 #[derive(Clone, Debug)]
-pub(super) struct ChunkPlace {
+pub(super) struct ChunkRef {
     end: u64,
     pub(super) arena: Arc<Arena>,
     pub(super) index: usize,
@@ -70,7 +70,7 @@ pub(super) struct ChunkPlace {
 struct Registered {
     captures: Vec<Arc<Capture>>,
     arenas: Vec<Arc<Arena>>,
-    chunks: BTreeMap<u64, ChunkPlace>,
+    chunks: BTreeMap<u64, ChunkRef>,
 }
 
 impl Registered {
@@ -128,7 +128,7 @@ impl GraphRegistry {
     fn update(&self, state: &Registered) {
         self.open_captures.store(state.captures.len(), Ordering::Release);
         let first = state.chunks.keys().next().copied().unwrap_or(u64::MAX);
-        let end = state.chunks.values().map(|place| place.end).max().unwrap_or(0);
+        let end = state.chunks.values().map(|chunk| chunk.end).max().unwrap_or(0);
         self.first_address.store(first, Ordering::Release);
         self.end_address.store(end, Ordering::Release);
         let is_used = !state.captures.is_empty() || !state.arenas.is_empty();
@@ -242,19 +242,19 @@ impl GraphRegistry {
         }
         let (start, end) = (chunk.ptr, chunk.ptr + chunk.bytes as u64);
         let index = arena.add_chunk(chunk);
-        state.chunks.insert(start, ChunkPlace { end, arena: Arc::clone(arena), index });
+        state.chunks.insert(start, ChunkRef { end, arena: Arc::clone(arena), index });
         self.update(&state);
         Ok(())
     }
 
-    pub(super) fn find(&self, ptr: u64) -> Option<ChunkPlace> {
+    pub(super) fn find(&self, ptr: u64) -> Option<ChunkRef> {
         let (first, end) = (&self.first_address, &self.end_address);
         if ptr < first.load(Ordering::Acquire) || ptr >= end.load(Ordering::Acquire) {
             return None;
         }
         let state = self.state.lock();
-        let (_, place) = state.chunks.range(..=ptr).next_back()?;
-        (ptr < place.end).then(|| place.clone())
+        let (_, chunk) = state.chunks.range(..=ptr).next_back()?;
+        (ptr < chunk.end).then(|| chunk.clone())
     }
 
     // Captures.
@@ -358,8 +358,8 @@ impl GraphRegistry {
         let mut below: Vec<(BlockId, Access)> = Vec::with_capacity(uses.len());
         let mut closed: Vec<(Arc<Arena>, BlockId)> = Vec::new();
         for &(block, access) in uses {
-            let place = self.find(block.ptr);
-            match place.and_then(|place| Some((place.arena.chunk_of(block)?, place.arena))) {
+            let chunk = self.find(block.ptr);
+            match chunk.and_then(|chunk| Some((chunk.arena.chunk_of(block)?, chunk.arena))) {
                 Some((chunk, arena)) => {
                     below.push((chunk, access));
                     closed.push((arena, block));
@@ -428,22 +428,22 @@ impl GraphRegistry {
         stream: StreamId,
         access: Access,
     ) -> ResourceResult<CapturedUse> {
-        let Some(place) = self.find(block.ptr) else {
+        let Some(chunk) = self.find(block.ptr) else {
             let is_freed = capture.arena.has_deferred(block.generation);
             if is_freed || self.inner.block_state(block) != BlockState::Live {
                 return Err(ResourceError::UseAfterFree { generation: block.generation });
             }
             return Ok(CapturedUse { block, access, outside: Some(block) });
         };
-        let is_own = Arc::ptr_eq(&place.arena, &capture.arena);
-        let outside = match place.arena.place(block, place.index)? {
-            Place::Captured if is_own => None,
-            Place::Captured => {
+        let is_own = Arc::ptr_eq(&chunk.arena, &capture.arena);
+        let outside = match chunk.arena.origin(block, chunk.index)? {
+            BlockOrigin::Captured if is_own => None,
+            BlockOrigin::Captured => {
                 let other = format!("the block of {}", block.generation);
                 return Err(CaptureError::OtherCapture { stream, other }.into());
             }
             // A block of an earlier capture. A launch uses its chunk, and is refused once the block is freed.
-            Place::Outside(_) | Place::Chunk => Some(block),
+            BlockOrigin::Outside(_) | BlockOrigin::Chunk => Some(block),
         };
         Ok(CapturedUse { block, access, outside })
     }

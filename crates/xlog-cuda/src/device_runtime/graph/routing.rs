@@ -6,7 +6,7 @@
 use std::time::Instant;
 
 use super::CaptureError;
-use super::arena::Place;
+use super::arena::BlockOrigin;
 use super::captured::CapturedUse;
 use super::registry::GraphRegistry;
 use crate::device_runtime::budget::BudgetReservation;
@@ -47,9 +47,9 @@ impl DeviceMemoryResource for GraphRegistry {
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
         self.sweep();
         let id = BlockId::from_block(&block);
-        if let Some(place) = self.find(block.ptr) {
-            if place.arena.free(id)? {
-                self.release_idle(&place.arena);
+        if let Some(found) = self.find(block.ptr) {
+            if found.arena.free(id)? {
+                self.release_idle(&found.arena);
             }
             return Ok(());
         }
@@ -89,8 +89,8 @@ impl DeviceMemoryResource for GraphRegistry {
             self.prepare_block_use(id, use_stream, Access::ReadWrite)?;
             return self.finish_block_use(id, use_stream, Access::ReadWrite);
         }
-        match self.find(block.ptr).map(|place| place.arena.place(id, place.index)).transpose()? {
-            Some(Place::Outside(chunk)) => {
+        match self.find(block.ptr).map(|found| found.arena.origin(id, found.index)).transpose()? {
+            Some(BlockOrigin::Outside(chunk)) => {
                 let chunk = DeviceBlock {
                     ptr: chunk.ptr,
                     generation: chunk.generation,
@@ -99,11 +99,11 @@ impl DeviceMemoryResource for GraphRegistry {
                 };
                 self.inner.record_block_use(&chunk, use_stream)
             }
-            Some(Place::Captured) => {
+            Some(BlockOrigin::Captured) => {
                 let generation = block.generation;
                 Err(CaptureError::NotCaptured { stream: use_stream, generation }.into())
             }
-            Some(Place::Chunk) | None => self.inner.record_block_use(block, use_stream),
+            Some(BlockOrigin::Chunk) | None => self.inner.record_block_use(block, use_stream),
         }
     }
 
@@ -117,18 +117,18 @@ impl DeviceMemoryResource for GraphRegistry {
             let used = self.captured_use(&capture, block, use_stream, access)?;
             return capture.arena.prepare(used, self.on_stream(use_stream)?);
         }
-        let Some(place) = self.find(block.ptr) else {
+        let Some(found) = self.find(block.ptr) else {
             return self.inner.prepare_block_use(block, use_stream, access);
         };
-        match place.arena.place(block, place.index)? {
-            Place::Chunk => self.inner.prepare_block_use(block, use_stream, access),
-            Place::Captured => {
+        match found.arena.origin(block, found.index)? {
+            BlockOrigin::Chunk => self.inner.prepare_block_use(block, use_stream, access),
+            BlockOrigin::Captured => {
                 let generation = block.generation;
                 Err(CaptureError::NotCaptured { stream: use_stream, generation }.into())
             }
-            Place::Outside(chunk) => {
+            BlockOrigin::Outside(chunk) => {
                 self.inner.prepare_block_use(chunk, use_stream, access)?;
-                place.arena.open_outside(block).inspect_err(|_| {
+                found.arena.open_outside(block).inspect_err(|_| {
                     let _ = self.inner.finish_block_use(chunk, use_stream, access);
                 })
             }
@@ -168,19 +168,19 @@ impl DeviceMemoryResource for GraphRegistry {
     }
 
     fn block_state(&self, block: BlockId) -> BlockState {
-        let place = self.find(block.ptr);
-        match place.and_then(|place| place.arena.block_state(block)) {
+        let found = self.find(block.ptr);
+        match found.and_then(|found| found.arena.block_state(block)) {
             Some(state) => state,
             None => self.inner.block_state(block),
         }
     }
 
     fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
-        let Some(place) = self.find(block.ptr) else { return self.inner.while_live(block, work) };
-        match place.arena.place(block, place.index)? {
-            Place::Chunk => self.inner.while_live(block, work),
-            Place::Outside(chunk) => self.inner.while_live(chunk, work),
-            Place::Captured => match place.arena.chunk_of(block) {
+        let Some(found) = self.find(block.ptr) else { return self.inner.while_live(block, work) };
+        match found.arena.origin(block, found.index)? {
+            BlockOrigin::Chunk => self.inner.while_live(block, work),
+            BlockOrigin::Outside(chunk) => self.inner.while_live(chunk, work),
+            BlockOrigin::Captured => match found.arena.chunk_of(block) {
                 Some(chunk) => self.inner.while_live(chunk, work),
                 None => Err(ResourceError::UseAfterFree { generation: block.generation }),
             },

@@ -6,7 +6,7 @@ use xlog_base::{Mutex, MutexGuard};
 
 use super::LogRecord;
 
-/// Why a sink did not accept a record.
+/// The reason why a sink did not accept a record.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SinkError {
     /// The sink refused the record, or is full.

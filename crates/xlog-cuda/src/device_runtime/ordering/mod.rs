@@ -25,7 +25,4 @@ pub enum EventPolicy {
     ForeignExact,
     /// At once for every use.
     Exact,
-    /// Never at once: the first stream that needs the work records an event at the tail, and also waits for all work that
-    /// was queued since.
-    Lazy,
 }

@@ -32,7 +32,7 @@ pub enum ResourceError {
     OutOfMemory {
         /// The requested bytes.
         requested: usize,
-        /// Why, with the numbers known.
+        /// The reason, with the numbers known.
         detail: String,
     },
     /// The ledger that processes share cannot be used: locked for too long, removed, or inherited by a fork.
@@ -61,7 +61,7 @@ pub enum ResourceError {
     Unsupported {
         /// The call.
         call: &'static str,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         detail: &'static str,
     },
     /// The request has a value that is never accepted.

@@ -8,15 +8,15 @@ use super::{ResourceError, ResourceResult};
 ///
 /// It counts segments, driver pools and raw allocations, cached or not; it does not count blocks.
 pub trait PhysicalMeter: Send + Sync {
-    /// Called before `bytes` are taken. An error refuses them.
-    fn take(&self, bytes: usize) -> ResourceResult<()>;
+    /// Charges `bytes` before they are taken from the device. An error refuses them.
+    fn charge(&self, bytes: usize) -> ResourceResult<()>;
 
-    /// Called after `bytes` were returned.
-    fn give(&self, bytes: usize);
+    /// Releases `bytes` after they were returned to the device.
+    fn release(&self, bytes: usize);
 
-    /// Called before a request is refused with `error`. Asks other processes to return cached memory, and waits at most `limit` for it.
-    /// Returns whether another attempt is worthwhile.
-    fn relieve(&self, _error: &ResourceError, _limit: Duration) -> bool {
+    /// Requests cached memory of other processes before a request is refused with `error`, and waits at most `limit` for it. Returns
+    /// whether another attempt is worthwhile.
+    fn request_cached(&self, _error: &ResourceError, _limit: Duration) -> bool {
         false
     }
 }

@@ -24,7 +24,7 @@ pub(super) struct RuntimeCore {
     pub(super) ordinal: u32,
     pub(super) stream_pool: Arc<StreamPool>,
     pub(super) resource: Arc<dyn DeviceMemoryResource + Send + Sync>,
-    /// Why the parts do not fit together.
+    /// The reason why the parts do not fit together.
     pub(super) mismatch: Option<ResourceError>,
     /// Captures, graphs, and the reasons for calls to bypass the direct path to the resource.
     pub(super) graphs: Arc<GraphRegistry>,

@@ -31,7 +31,7 @@ pub enum LedgerStatus {
     Off,
     /// This machine cannot have the ledger. The limit holds for this process alone.
     Unavailable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// Physical bytes are charged to it.
@@ -256,12 +256,12 @@ pub enum LedgerPreview {
     Present(Snapshot),
     /// The runtime would be built without it.
     Unavailable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The runtime would not be built.
     Refused {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
 }

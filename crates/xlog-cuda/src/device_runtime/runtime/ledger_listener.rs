@@ -12,14 +12,12 @@
 //!
 //! Published figures are for display. If the thread cannot start, other processes do not wait for this one.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use xlog_base::Mutex;
 use xlog_ledger::{AskListener, Heard, Ledger};
 
+use super::background_thread::BackgroundThread;
 use super::report::catch_panic;
 use crate::device_runtime::budget::BudgetHandle;
 use crate::device_runtime::resource::DeviceMemoryResource;
@@ -38,11 +36,7 @@ pub(crate) struct Listener {
     resource: Weak<dyn DeviceMemoryResource + Send + Sync>,
     budget: BudgetHandle,
     statistics: Statistics,
-    /// The process that started it: a forked child does not have the thread.
-    process: u32,
-    is_over: AtomicBool,
-    is_running: AtomicBool,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: BackgroundThread,
 }
 
 impl Listener {
@@ -57,91 +51,50 @@ impl Listener {
             resource: Arc::downgrade(resource),
             budget,
             statistics,
-            process: std::process::id(),
-            is_over: AtomicBool::new(false),
-            is_running: AtomicBool::new(false),
-            thread: Mutex::new(None),
+            thread: BackgroundThread::new("xlog-ledger"),
         }
     }
 
     /// Starts the thread, unless it runs.
     #[inline]
     pub(crate) fn start(self: &Arc<Self>) {
-        if !self.is_running.load(Ordering::SeqCst) {
+        if !self.thread.is_running() {
             self.start_thread();
         }
     }
 
     #[cold]
     fn start_thread(self: &Arc<Self>) {
-        if std::process::id() != self.process {
-            return;
-        }
-        let mut thread = self.thread.lock();
-        let is_over = self.is_over.load(Ordering::SeqCst);
-        if is_over || self.is_running.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let listener = self.clone();
-        let asks = AskListener::new(self.ledger.clone());
-        self.ledger.publish_memory(0, 0);
-        let named = thread::Builder::new().name("xlog-ledger".to_owned());
-        *thread = named.spawn(move || listener.listen(asks)).ok();
-        if thread.is_none() {
-            self.ledger.withdraw_memory();
-            self.is_running.store(false, Ordering::SeqCst);
-        }
+        let prepare = || {
+            let listener = self.clone();
+            let asks = AskListener::new(self.ledger.clone());
+            self.ledger.publish_memory(0, 0);
+            move || listener.listen(asks)
+        };
+        self.thread.start(prepare, || self.ledger.withdraw_memory());
     }
 
     /// Ends the thread, and waits for its end. The listener neither trims nor publishes afterwards.
     pub(super) fn end(&self) {
-        self.is_over.store(true, Ordering::SeqCst);
-        // In a forked child the lock may be held for ever.
-        if std::process::id() != self.process {
-            return;
-        }
-        let Some(thread) = self.thread.lock().take() else { return };
-        self.ledger.wake_listeners();
-        // The runtime may end on this thread.
-        if thread.thread().id() != thread::current().id() {
-            let _ = thread.join();
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::SeqCst)
+        self.thread.end(|| self.ledger.wake_listeners());
     }
 
     fn listen(&self, mut asks: AskListener<Arc<Ledger>>) {
-        let is_over = || self.is_over() || self.ledger.used() == 0;
+        let has_memory = || self.ledger.used() > 0;
+        let is_over = || self.thread.is_over() || !has_memory();
         let mut interval = Duration::ZERO;
         loop {
             match asks.wait(interval, is_over) {
                 Heard::Ask => asks.answer(self.return_cached()),
-                Heard::Closed => return self.is_running.store(false, Ordering::SeqCst),
+                Heard::Closed => return self.thread.stop(),
                 _ if is_over() => {
-                    if self.has_stopped() {
+                    if self.thread.stop_unless(has_memory, || self.ledger.withdraw_memory()) {
                         return;
                     }
                 }
                 _ => interval = self.publish(),
             }
         }
-    }
-
-    /// Ends the listener, unless the runtime has taken memory meanwhile. Returns whether it has ended.
-    ///
-    /// A thread that takes memory reads `is_running` after it counted the bytes. This thread reads the bytes after it cleared
-    /// `is_running`. So either this listener continues, or the other thread starts a new one once the lock is free.
-    fn has_stopped(&self) -> bool {
-        let _starting = self.thread.lock();
-        self.is_running.store(false, Ordering::SeqCst);
-        if !self.is_over() && self.ledger.used() > 0 {
-            self.is_running.store(true, Ordering::SeqCst);
-            return false;
-        }
-        self.ledger.withdraw_memory();
-        true
     }
 
     /// Returns cached memory to the device. Returns whether more can be returned once work on streams has completed.
@@ -178,7 +131,6 @@ impl Listener {
 
 impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let is_running = self.is_running.load(Ordering::Relaxed);
-        f.debug_struct("Listener").field("is_running", &is_running).finish_non_exhaustive()
+        f.debug_struct("Listener").field("thread", &self.thread).finish_non_exhaustive()
     }
 }

@@ -46,7 +46,7 @@ pub(super) fn follow(core: &Arc<RuntimeCore>) {
 
 /// Gives every runtime its current limit, and returns cached memory above it. Returns the number of runtimes.
 pub(super) fn refresh_all() -> usize {
-    // The lock is not held over the calls: a budget calls pressure functions, a trim may wait, and the last handle drops its runtime.
+    // The lock is not held over the calls: a budget calls pressure callbacks, a trim may wait, and the last handle drops its runtime.
     let followed: Vec<_> = FOLLOWED.lock().iter().filter_map(Weak::upgrade).collect();
     for core in &followed {
         let limit = refresh(core, true);
@@ -88,6 +88,6 @@ pub(super) fn refresh(core: &RuntimeCore, keeps_lower: bool) -> Option<Effective
     // Under the lock: after two concurrent changes, the budget has the limit that `given` has.
     let over = instrumentation.budget.change_limit(given.bytes);
     drop(given);
-    instrumentation.budget.press(over);
+    instrumentation.budget.call_pressure_callbacks(over);
     Some(limit)
 }

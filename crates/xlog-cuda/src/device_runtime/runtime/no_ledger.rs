@@ -103,7 +103,7 @@ pub enum LedgerPreview {
     Off,
     /// The runtime would not be built.
     Refused {
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: String,
     },
 }

@@ -31,7 +31,7 @@ impl XlogDeviceRuntime {
             None if matches!(error, ResourceError::OutOfBudget { .. }) => return,
             None => {
                 let device_free = free_of(self.device());
-                OomReport { device_free, ..self.describe(error, asked) }.file()
+                OomReport { device_free, ..self.describe(error, asked) }.publish()
             }
         };
         report.set_call(asked.stream, asked.site, self.limit_source());
@@ -57,7 +57,7 @@ impl XlogDeviceRuntime {
             reserved,
             ..self.describe(error, asked)
         };
-        report.file().set_call(asked.stream, asked.site, None);
+        report.publish().set_call(asked.stream, asked.site, None);
     }
 
     /// Describes the state of a stack without a budget.

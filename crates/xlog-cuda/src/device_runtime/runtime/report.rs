@@ -76,7 +76,7 @@ pub struct FailedFree {
     pub bytes: usize,
     /// Its label.
     pub tag: AllocTag,
-    /// Why it was not freed. After a failure of the driver the resource keeps the block, and a later reap retries the free.
+    /// The reason why it was not freed. After a failure of the driver the resource keeps the block, and a later reap retries the free.
     pub error: ResourceError,
 }
 

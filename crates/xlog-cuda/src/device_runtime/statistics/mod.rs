@@ -26,6 +26,6 @@ pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics
 pub use live::{LiveBlock, LiveReport, TagShare};
 pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
-pub use scope::{ScopeReport, ScopeUsage, StatisticsScope};
+pub use scope::{ScopeReport, ScopeStatistics, StatisticsScope};
 pub use shard::{PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
 pub use snapshot::{SizeHistogram, StatisticsSnapshot, Usage};

@@ -24,7 +24,7 @@ struct ThreadScope {
     core: u64,
     live_bytes: i64,
     live_blocks: i64,
-    usage: ScopeUsage,
+    usage: ScopeStatistics,
 }
 
 /// The peaks of a resource and of its open scopes.
@@ -65,7 +65,7 @@ impl Peaks {
 /// The usage during a scope.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
-pub struct ScopeUsage {
+pub struct ScopeStatistics {
     /// Bytes that were live when it began; 0 for a thread.
     pub start_bytes: usize,
     /// The peak of live bytes; for a thread, above its start.
@@ -87,9 +87,9 @@ pub struct ScopeUsage {
 #[non_exhaustive]
 pub struct ScopeReport {
     /// The usage of the whole resource. Its peaks are as accurate as those of a snapshot.
-    pub global: ScopeUsage,
+    pub global: ScopeStatistics,
     /// The usage of the scope's thread. Exact.
-    pub thread: ScopeUsage,
+    pub thread: ScopeStatistics,
 }
 
 /// Measures usage until it is dropped or finished. A scope belongs to its thread; scopes nest.
@@ -136,7 +136,7 @@ impl StatisticsScope {
                 core: core.number,
                 live_bytes: 0,
                 live_blocks: 0,
-                usage: ScopeUsage::default(),
+                usage: ScopeStatistics::default(),
             });
             OPEN.set(scopes.len() as u32);
         });
@@ -149,9 +149,9 @@ impl StatisticsScope {
         let mut peaks = core.peaks.lock();
         let now = core.fold(&mut peaks);
         let found = peaks.open.iter().find(|scope| scope.number == self.number);
-        let global = found.map_or_else(ScopeUsage::default, |scope| {
+        let global = found.map_or_else(ScopeStatistics::default, |scope| {
             let start = &scope.start;
-            ScopeUsage {
+            ScopeStatistics {
                 start_bytes: start.current_bytes,
                 peak_bytes: scope.peak_bytes,
                 peak_blocks: scope.peak_blocks,

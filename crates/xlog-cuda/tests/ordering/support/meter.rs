@@ -19,7 +19,7 @@ impl Nearly {
 }
 
 impl PhysicalMeter for Nearly {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, bytes: usize) -> ResourceResult<()> {
         let mut left = self.0.lock().unwrap();
         let remaining = *left;
         *left = remaining
@@ -28,7 +28,7 @@ impl PhysicalMeter for Nearly {
         Ok(())
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         *self.0.lock().unwrap() += bytes;
     }
 }

@@ -9,7 +9,7 @@ use crate::{
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
 
-/// What the driver refuses beside a capture in the default mode, and what is not known to be allowed.
+/// Functions that the driver refuses beside a capture in the default mode, or that are not known to be allowed.
 const REFUSED: &[&str] = &[
     "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
@@ -34,7 +34,7 @@ const REFUSED: &[&str] = &[
     "cuMemAddressFree",
 ];
 
-/// What is queued all the time, and allowed in every mode.
+/// Functions that queue work and are allowed in every mode.
 const ALLOWED: &[&str] = &[
     "cuEventRecord",
     "cuStreamWaitEvent",

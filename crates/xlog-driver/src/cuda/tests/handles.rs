@@ -34,7 +34,7 @@ fn every_call(
     ]
 }
 
-/// What reached the driver since, but for the binding of the context.
+/// Returns the calls that reached the driver after the first `before`, without those that bind the context.
 fn reached(before: usize) -> Vec<&'static str> {
     with(|state| {
         let since = state.log[before..].iter().copied();

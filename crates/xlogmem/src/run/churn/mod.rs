@@ -66,7 +66,7 @@ pub(crate) struct ChurnArguments {
     #[arg(long, value_name = "N", value_parser = count::<u32>(1..=64))]
     pub(super) streams: Option<u32>,
 
-    /// What the generator begins with; RMM's is 1
+    /// The seed of the generator; RMM's is 1
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
 

@@ -50,7 +50,7 @@ pub(crate) struct RelationalArguments {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count::<u32>(1..=1_000_000))]
     pub(super) repeat: u32,
 
-    /// What the data is made from
+    /// The seed of the data
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = count::<u64>(0..=u64::MAX))]
     pub(super) seed: u64,
 

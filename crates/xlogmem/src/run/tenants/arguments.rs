@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::size::count;
 
-/// What a process does that holds cached memory.
+/// The state of a process that holds cached memory.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Holder {
     Idle,

@@ -82,7 +82,7 @@ struct Case {
     /// The median time of a pair in a busy process, before the request and after.
     pair_before_ns: Option<u64>,
     pair_after_ns: Option<u64>,
-    /// What differs from the expectation.
+    /// The difference from the expectation.
     problem: Option<String>,
 }
 

@@ -82,7 +82,7 @@ fn no_name_in_a_ledger_commands_the_terminal() {
     let config = LedgerConfig::new(DeviceKey::new("sim-one").unwrap());
     let config = config.with_directory(scratch.folder()).with_limit(1 << 20).with_name(EVIL);
     let ledger = Ledger::open(config).unwrap();
-    ledger.take(1 << 10).unwrap();
+    ledger.charge(1 << 10).unwrap();
     ledger.publish_tags([(EVIL, 1 << 10)]);
     // A file that is no ledger is named with its folder.
     let damaged = scratch.path("damaged\nforged: yes");

@@ -226,7 +226,7 @@ mod tests {
             self.meta.with_uses(|uses| close(&self.meta, uses, of, named, slot, stamp))
         }
 
-        /// Everything outstanding, by stream and stamp.
+        /// All outstanding uses, by stream and stamp.
         fn outstanding(&self) -> BTreeSet<(usize, u64)> {
             let index = |slot: u32| self.slots.iter().position(|at| *at == slot).unwrap();
             self.meta.with_uses(|uses| {

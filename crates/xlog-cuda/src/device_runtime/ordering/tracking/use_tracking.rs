@@ -239,7 +239,6 @@ pub(crate) trait UseTracking {
         let exact = match self.tracker().policy {
             EventPolicy::ForeignExact => !own,
             EventPolicy::Exact => true,
-            EventPolicy::Lazy => false,
         };
         if !exact {
             return (stream.clock().now(), None);

@@ -49,7 +49,7 @@ impl Account {
             meter.clone()
         };
         let Some(meter) = meter else { return Ok(()) };
-        meter.take(to_usize(bytes)).inspect_err(|_| {
+        meter.charge(to_usize(bytes)).inspect_err(|_| {
             let _meter = self.meter.lock();
             self.lower(bytes);
         })
@@ -66,7 +66,7 @@ impl Account {
             meter.clone()
         };
         if let Some(meter) = meter {
-            meter.give(to_usize(bytes));
+            meter.release(to_usize(bytes));
         }
     }
 
@@ -106,7 +106,7 @@ impl Account {
                 accepted: "one meter for the segments of a pool".to_owned(),
             });
         }
-        meter.take(to_usize(self.reserved()))?;
+        meter.charge(to_usize(self.reserved()))?;
         *slot = Some(meter);
         Ok(())
     }

@@ -85,7 +85,7 @@ impl Meter {
 }
 
 impl PhysicalMeter for Meter {
-    fn take(&self, bytes: usize) -> ResourceResult<()> {
+    fn charge(&self, bytes: usize) -> ResourceResult<()> {
         let (bytes, limit) = (bytes as u64, self.limit.load(Ordering::SeqCst));
         let fits = |held: u64| held.checked_add(bytes).filter(|&sum| sum <= limit);
         let order = Ordering::SeqCst;
@@ -97,7 +97,7 @@ impl PhysicalMeter for Meter {
         })
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         let before = self.held.fetch_sub(bytes as u64, Ordering::SeqCst);
         assert!(before >= bytes as u64, "{bytes} given back of {before}");
     }
