@@ -40,7 +40,7 @@ use crate::stream::RawStream;
 pub(super) const VERY_LARGE: u64 = 256 << 20;
 /// Pending deferred frees after which a request stops looking for completed ones.
 const DEFERRED_PER_REQUEST: usize = 2;
-/// The same limit before the pool scans other streams or grows.
+/// Pending deferred frees after which a scan or growth stops looking.
 const DEFERRED_PER_SCAN: usize = 64;
 /// Arenas, with or without a foreign owner, that a scan visits for one credit.
 const ARENAS_PER_CREDIT: u32 = 16;

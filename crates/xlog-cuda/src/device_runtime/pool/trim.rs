@@ -13,7 +13,7 @@ use crate::stream::RawStream;
 /// Polls of a stream of which only events may be queried. An event on an idle stream completes within a few polls.
 const EVENT_POLLS: u32 = 32;
 
-/// What a trim returns.
+/// The extent of a trim.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trim {
     /// The bytes that the pool keeps.
