@@ -115,6 +115,7 @@ impl DeviceStream {
     /// # Safety
     /// As for [`DeviceStream::memset`], with the range of `src.len()` bytes at `dst`.
     pub unsafe fn copy_htod(&self, dst: u64, src: &[u8]) -> Result<()> {
+        self.refuse_capture("copy_htod")?;
         // SAFETY: the caller promises that the range is live when the work runs.
         unsafe { self.driver().copy_htod(dst, src, self.raw.handle())? };
         Ok(())
@@ -125,6 +126,7 @@ impl DeviceStream {
     /// # Safety
     /// As for [`DeviceStream::memset`], with the range of `dst.len()` bytes at `src`.
     pub unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64) -> Result<()> {
+        self.refuse_capture("copy_dtoh")?;
         // SAFETY: the caller promises that the range is live when the work runs.
         unsafe { self.driver().copy_dtoh(dst, src, self.raw.handle())? };
         Ok(())
@@ -150,6 +152,7 @@ impl DeviceStream {
 
     /// Holds the stream: work queued after this call runs only once the gate is released or dropped.
     pub fn hold(&self) -> Result<Gate> {
+        self.refuse_capture("hold")?;
         Ok(self.driver().hold(self.raw.handle())?)
     }
 
@@ -201,6 +204,11 @@ impl DeviceStream {
         let destroyed = unsafe { driver.event_destroy(event) };
         queued?;
         Ok(destroyed?)
+    }
+
+    /// Refuses a call that needs the host while the stream is being captured: the work of the stream does not run.
+    pub(crate) fn refuse_capture(&self, call: &'static str) -> Result<()> {
+        self.host_access(call, |raw| raw.check_not_capturing(call))
     }
 
     /// Waits for the stream or queries it; refuses a stream under capture, because the call would break the capture.

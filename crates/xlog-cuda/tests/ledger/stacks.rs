@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     AllocTag, LimitSource, OomCause, ResourceError, ResourceKind, RuntimeConfig, StreamId,
     XlogDeviceRuntime,
 };
+use xlog_cuda::{CudaDevice, GpuMemoryManager};
+
+use xlog_ledger::LedgerView;
 
 use crate::support::{KINDS, MIB, Random, TestDirectory, seed};
 
@@ -23,6 +26,39 @@ fn empty(runtime: &XlogDeviceRuntime) {
     runtime.trim().unwrap();
     let ledger = runtime.ledger().ledger().unwrap();
     assert_eq!((held(runtime), ledger.used()), (0, 0));
+}
+
+#[test]
+fn the_memory_of_a_graph_is_one_tag_of_the_ledger_however_often_its_arena_grew() {
+    let directory = TestDirectory::new();
+    let runtime = Arc::new(directory.runtime(ResourceKind::Pool, 256 * MIB));
+    let memory = GpuMemoryManager::with_runtime(runtime.clone());
+    let stream = runtime.stream_pool().lease().unwrap();
+    let captured = runtime.capture(stream.id(), |scope| {
+        let inside = memory.on_stream(scope.id());
+        let sizes = [3, 5, 9].map(|count| count * MIB as usize);
+        let blocks: Result<Vec<_>, _> =
+            sizes.into_iter().map(|size| inside.alloc::<u8>(size)).collect();
+        blocks.map(drop)
+    });
+    let graph = captured.unwrap();
+    let view = LedgerView::open(directory.ledger_path()).unwrap();
+    view.watch().unwrap();
+    let begin = Instant::now();
+    let tags = loop {
+        let slots = view.snapshot().unwrap().slots;
+        let tags: Vec<_> =
+            slots.into_iter().filter_map(|slot| slot.tags).flat_map(|tags| tags.tags).collect();
+        if !tags.is_empty() {
+            break tags;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(120), "no tags are published");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    let [tag] = &tags[..] else { panic!("{tags:?}") };
+    assert_eq!((tag.tag.as_str(), tag.bytes), ("graph 1", graph.arena_bytes() as u64));
+    drop((graph, stream, memory));
+    empty(&runtime);
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::support::rig::{TAG, fill, twin};
 use xlog_cuda::device_runtime::{
-    AllocRequest, AllocTag, AsyncCudaResource, BlockState, BudgetReservation, DeviceBlock,
-    DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, InMemorySink, LoggingResource,
-    PinnedHostResource, ResourceError, ResourceResult, StatisticsResource, StreamId, StreamLease,
-    StreamPool, XlogDeviceRuntime,
+    AllocRequest, AllocTag, AsyncCudaResource, BlockState, BudgetReservation, CaptureError,
+    DeviceBlock, DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, InMemorySink,
+    LoggingResource, PinnedHostResource, ResourceError, ResourceResult, StatisticsResource,
+    StreamId, StreamLease, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::{CudaDevice, DeviceRepr, GpuMemoryManager, XlogError};
 use xlog_testing::{Buffer, WatchedGate, for_each_device, for_each_sim, promptly, threads};
@@ -332,7 +332,10 @@ fn a_copy_on_a_captured_stream_is_refused() {
             staging.copy_to(&mut column, stream.id()).unwrap_err(),
             staging.copy_from(&column, stream.id()).unwrap_err(),
         ] {
-            assert!(error.to_string().contains("capture is Active"), "{error}");
+            let XlogError::Resource(ResourceError::Capture(error)) = error else {
+                panic!("{error:?}")
+            };
+            assert!(matches!(*error, CaptureError::HostAccess { .. }), "{error}");
         }
         sim.set_capturing(stream.handle(), false).unwrap();
         staging.copy_to(&mut column, stream.id()).unwrap();

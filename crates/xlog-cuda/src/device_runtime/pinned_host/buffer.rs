@@ -235,7 +235,7 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
             return Err(ResourceError::Driver(format!("a copy between {misfit}")).into());
         }
         let queue = &*runtime.stream_pool().try_resolve(stream)?;
-        queue.raw().check_not_capturing("a copy of page-locked memory")?;
+        queue.refuse_capture("a copy of page-locked memory")?;
         let writes = access.writes();
         let (dst, src) = if writes { (block.ptr, slice.ptr()) } else { (slice.ptr(), block.ptr) };
         let other = BlockUse {

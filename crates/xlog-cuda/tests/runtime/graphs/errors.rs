@@ -34,6 +34,17 @@ fn the_host_cannot_read_write_or_wait_inside_a_capture() {
                     assert!(is_host(refused(block.copy_from_slice(&[1; BYTES]))));
                     assert!(is_host(refused(scope.stream().synchronize())));
                     assert!(is_host(refused(scope.stream().query())));
+                    assert!(is_host(refused(scope.stream().hold())));
+                    let (ptr, mut bytes) = (block.ptr(), [0; BYTES]);
+                    #[allow(unsafe_code)]
+                    // SAFETY: the block has these bytes; the calls are refused.
+                    let copies = unsafe {
+                        [
+                            scope.stream().copy_htod(ptr, &bytes),
+                            scope.stream().copy_dtoh(&mut bytes, ptr),
+                        ]
+                    };
+                    assert!(copies.into_iter().all(|copy| is_host(refused(copy))));
                     block.fill_bytes(2)?;
                     output = Some(block);
                     Ok(())

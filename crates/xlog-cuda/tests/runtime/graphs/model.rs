@@ -12,7 +12,8 @@ use std::sync::Arc;
 use super::support::{assert_empty, copy, fill, manager, runtimes};
 use xlog_base::Random;
 use xlog_cuda::device_runtime::{
-    CaptureOptions, CaptureScope, Graph, ResourceError, StreamId, StreamLease, XlogDeviceRuntime,
+    CaptureError, CaptureOptions, CaptureScope, Graph, ResourceError, StreamId, StreamLease,
+    XlogDeviceRuntime,
 };
 use xlog_cuda::{CudaDevice, GpuMemoryManager, Result, TrackedCudaSlice, XlogError};
 
@@ -55,8 +56,19 @@ struct Program {
     graphs: Vec<Captured>,
     next_block: Number,
     next_arena: usize,
+    counts: Counts,
+}
+
+/// How often programs met what they are meant to meet.
+#[derive(Clone, Copy, Default, Debug)]
+struct Counts {
     launches: usize,
+    /// Launches that were refused since a block had been freed.
     refusals: usize,
+    /// Requests that the limit of an arena refused.
+    limited: usize,
+    /// Captures that added a chunk to an arena.
+    grown: usize,
 }
 
 impl Program {
@@ -71,8 +83,24 @@ impl Program {
             graphs: Vec::new(),
             next_block: 0,
             next_arena: 0,
-            launches: 0,
-            refusals: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Allocates inside a capture; `None` if the arena has reached its limit.
+    fn alloc_inside(
+        &mut self,
+        bytes: usize,
+        stream: StreamId,
+    ) -> Result<Option<TrackedCudaSlice<u8>>> {
+        match self.memory.on_stream(stream).alloc::<u8>(bytes) {
+            Err(XlogError::Resource(ResourceError::Capture(error)))
+                if matches!(*error, CaptureError::ArenaLimit { .. }) =>
+            {
+                self.counts.limited += 1;
+                Ok(None)
+            }
+            buffer => buffer.map(Some),
         }
     }
 
@@ -159,9 +187,12 @@ impl Program {
         let origin = self.stream();
         let shares = !self.graphs.is_empty() && self.random.below(3) == 0;
         let mut options = CaptureOptions::default();
-        if self.random.below(3) == 0 {
-            options = options.with_limit(2 << 20);
-        }
+        // Arenas that grow, that are full after a few blocks, and that have more than any capture needs.
+        options = match self.random.below(4) {
+            0 if !shares => options.with_arena(4 * SIZE),
+            1 => options.with_limit(SIZE * (4 + self.random.below(12))),
+            _ => options,
+        };
         let arena = if shares {
             let other = &self.graphs[self.random.below(self.graphs.len())];
             options = options.sharing(&other.graph);
@@ -176,6 +207,7 @@ impl Program {
             self.captured_work(scope, arena, &mut steps, &mut outside)
         });
         let graph = graph.unwrap();
+        self.counts.grown += usize::from(graph.arena_bytes() > 2 << 20);
         self.graphs.push(Captured { graph, steps, outside, arena });
     }
 
@@ -200,7 +232,7 @@ impl Program {
                     }
                 }
                 1 | 2 => {
-                    let buffer = self.memory.on_stream(stream).alloc::<u8>(SIZE)?;
+                    let Some(buffer) = self.alloc_inside(SIZE, stream)? else { continue };
                     let number = self.add(buffer, Some(arena));
                     let step = Step::Fill(number, self.random.below(200) as u8);
                     self.queue(step, stream)?;
@@ -210,7 +242,7 @@ impl Program {
                 3 => {
                     // Memory that no step uses, so that ranges of many sizes are free.
                     let bytes = 256 * (1 + self.random.below(64));
-                    let ballast = self.memory.on_stream(stream).alloc::<u8>(bytes)?;
+                    let Some(ballast) = self.alloc_inside(bytes, stream)? else { continue };
                     fill(&self.runtime, stream, &ballast, 255)?;
                 }
                 4 if !inside.is_empty() => {
@@ -261,11 +293,11 @@ impl Program {
                 matches!(error, XlogError::Resource(ResourceError::UseAfterFree { .. })),
                 "{error:?}"
             );
-            self.refusals += 1;
+            self.counts.refusals += 1;
             return;
         }
         launched.unwrap();
-        self.launches += 1;
+        self.counts.launches += 1;
         let mut values: HashMap<_, _> = self
             .blocks
             .iter()
@@ -292,7 +324,7 @@ impl Program {
         }
     }
 
-    fn end(mut self) -> (usize, usize) {
+    fn end(mut self) -> Counts {
         let mut numbers: Vec<Number> = self.blocks.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
@@ -305,7 +337,7 @@ impl Program {
         self.graphs.clear();
         drop(std::mem::take(&mut self.streams));
         assert_empty(&self.runtime);
-        (self.launches, self.refusals)
+        self.counts
     }
 }
 
@@ -314,7 +346,7 @@ fn random_programs_with_captures_end_as_the_model_and_without_a_race() {
     let programs = std::env::var("XLOG_GRAPH_SEEDS").ok().and_then(|text| text.parse().ok());
     let from: u64 =
         std::env::var("XLOG_GRAPH_FROM").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-    let (mut launches, mut refusals) = (0, 0);
+    let mut all = Counts::default();
     for seed in from..from + programs.unwrap_or(PROGRAMS) {
         struct Replay(u64);
         impl Drop for Replay {
@@ -326,17 +358,20 @@ fn random_programs_with_captures_end_as_the_model_and_without_a_race() {
         }
         let _replay = Replay(seed);
         let device = Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
-        let runtime = runtimes(&device).remove(seed as usize % 2);
+        let runtime = runtimes(&device).remove(seed as usize % 3);
         let mut program = Program::new(runtime, seed);
         for _ in 0..STEPS {
             program.step();
         }
-        let (launched, refused) = program.end();
-        launches += launched;
-        refusals += refused;
+        let counts = program.end();
+        all.launches += counts.launches;
+        all.refusals += counts.refusals;
+        all.limited += counts.limited;
+        all.grown += counts.grown;
         let races = device.races();
         assert!(races.is_empty(), "{:#?}", races);
     }
-    assert!(programs.is_some() || launches > 1000, "only {launches} launches");
-    assert!(programs.is_some() || refusals > 50, "only {refusals} refused launches");
+    let Counts { launches, refusals, limited, grown } = all;
+    let is_covered = launches > 1000 && refusals > 50 && limited > 100 && grown > 100;
+    assert!(programs.is_some() || is_covered, "{all:?}");
 }

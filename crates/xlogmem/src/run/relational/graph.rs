@@ -76,6 +76,7 @@ struct GraphReport {
     bytes_over_kernels: Option<f64>,
     pair_capacity: usize,
     set_capacity: usize,
+    /// All captures, also those before the counted runs.
     captures: u32,
     capture_seconds: f64,
     rounds: u32,
