@@ -8,7 +8,7 @@
 //! - A block in the magazine keeps its node and its metadata; handing it out again changes only its generation.
 //! - An arena is created at the first request of its stream and lives as long as the pool.
 //! - [`Arenas::rebalance_magazines`] gives every magazine an equal share of the total; a busy arena may exceed a reduced share.
-//! - [`Arenas::scan`] and [`Arenas::counts`] hold the locks of several arenas, taken in the order of the slots: one
+//! - [`Arenas::scan`] and [`Arenas::visit`] hold the locks of several arenas, taken in the order of the slots: one
 //!   process-wide barrier for all of them. All other functions hold one lock at a time.
 //!
 //! An arena does not lock: its caller holds the lock of the shard that contains it.
@@ -19,8 +19,8 @@ use xlog_driver::sync::Mutex;
 
 use super::coalesce_queue::{self, CoalesceQueue};
 use super::magazine::{MAX_CACHED, Magazine, class_of};
-use super::segments::Span;
-use super::tlsf::{CHUNK, Range, SMALL, Tlsf, TlsfAllocation};
+use super::remap::is_idle;
+use super::tlsf::{CHUNK, Range, Removed, SMALL, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
 use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockTable};
 use crate::device_runtime::ordering::block::slab::Slab;
@@ -466,19 +466,16 @@ impl Arenas {
         tracker.table.free_slots(slots);
     }
 
-    /// Removes all free ranges without pending work.
-    pub(super) fn remove_idle(&self, tracker: &Tracker) -> Vec<Span> {
-        let mut idle = Vec::new();
+    /// Removes all free ranges without pending work, for no request.
+    pub(super) fn remove_idle(&self, tracker: &Tracker) -> Removed {
+        let mut all = Removed::default();
         for (_, arena, stream) in self.with_streams(tracker) {
-            let clock = stream.clock();
-            arena.with(|arena| {
-                let leaves = &mut |range: &Range| {
-                    (range.stamp == 0 || clock.is_complete(range.stamp)).then_some(*range)
-                };
-                idle.extend(arena.tlsf.remove_if(0, leaves).into_iter().map(Span::from));
-            });
+            let removed =
+                arena.with(|arena| arena.tlsf.remove_idle(|range| is_idle(range, stream)));
+            all.ranges.extend(removed.ranges);
+            all.unneeded += removed.unneeded;
         }
-        idle
+        all
     }
 
     /// Visits all arenas in use at one instant. It waits for those that other threads are inside of.

@@ -1,15 +1,16 @@
 //! Decay: returns memory to the device that no request has needed for a while.
 //!
-//! A check compares the requests so far with those at the last check, and takes the low water of the free memory: what was free
-//! all the time in between. For this, each allocation keeps a minimum.
+//! A check compares the requests so far with those at the last check, and reads the low water of the free memory: what was free
+//! all the time in between, so that no request needed it. For this, each allocation keeps a minimum for its arena.
 //!
 //! | requests within `idle_decay` | what is returned, down to `release_threshold` |
 //! |---|---|
 //! | none | all free memory whose work has completed, magazines included |
 //! | only from magazines | the same without the magazines |
-//! | others | the low water of all checks, if it is at least 1/[`MIN_UNUSED`] of the pool |
+//! | others | the low water of all checks, if it is at least 1/[`MIN_UNNEEDED`] of the pool |
 //!
-//! A busy pool therefore keeps what it needs at its peaks, and a quiet one returns its memory.
+//! A busy pool therefore keeps what it needs at its peaks, and a quiet one returns its memory. Memory whose work is pending stays, and
+//! counts as needed before idle memory of the same arena does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use crate::device_runtime::resource::ResourceResult;
 /// Checks within one decay time.
 const CHECKS_PER_DECAY: u32 = 4;
 /// A smaller low water is kept: it is mostly fragments, and the next peak would take as much again.
-const MIN_UNUSED: u64 = 8;
+const MIN_UNNEEDED: u64 = 8;
 
 /// Demand of requests for free memory.
 #[derive(Debug)]
@@ -124,32 +125,40 @@ impl PoolResource {
         }
         let (counted, low_water) = self.read_demand();
         demand.note(counted, now);
-        let unused = demand.low_water(LowWater { at: now, bytes: low_water }, idle);
+        let unneeded = demand.low_water(LowWater { at: now, bytes: low_water }, idle);
         let is_old = |at: Instant| now.saturating_duration_since(at) >= idle;
         let trim = if is_old(demand.uncached_at) {
             // A pool that served requests keeps its magazines.
-            Trim { keep, flushes: is_old(demand.requested_at), unused: None }
-        } else if unused >= held / MIN_UNUSED {
-            Trim { keep, flushes: false, unused: Some(unused) }
+            Trim { keep, flushes: is_old(demand.requested_at), unneeded: None }
+        } else if unneeded >= held / MIN_UNNEEDED {
+            Trim { keep, flushes: false, unneeded: Some(unneeded) }
         } else {
+            self.restart_low_waters();
             return Ok(0);
         };
-        // The next low water begins after the trim.
+        // What was not needed goes back.
         demand.low_waters.clear();
         drop(demand);
-        self.trim_by(trim)
+        let returned = self.trim_by(trim);
+        self.restart_low_waters();
+        returned
     }
 
-    /// Returns the requests so far, and the bytes that were free all the time since the last call, without magazines.
+    /// Returns the requests so far, and the bytes that no request has needed since the last check, without magazines.
     fn read_demand(&self) -> (Counted, u64) {
         let mut counts = ArenaCounts::default();
-        let mut low_water = self.reserve.take_low_water();
+        let mut low_water = self.reserve.with_shared_free(|tlsf| tlsf.low_water());
         self.arenas.visit(|arena| {
             counts.add(&arena.counts);
-            low_water += arena.tlsf.take_low_water();
+            low_water += arena.tlsf.low_water();
         });
         let sources = counts.sources.0;
         let all = sources.iter().sum();
         (Counted { all, uncached: all - sources[ServedBy::Magazine as usize] }, low_water)
+    }
+
+    fn restart_low_waters(&self) {
+        self.reserve.with_shared_free(|tlsf| tlsf.restart_low_water());
+        self.arenas.visit(|arena| arena.tlsf.restart_low_water());
     }
 }

@@ -118,7 +118,7 @@ impl SlowPath<'_> {
 
     fn free_by_completion(&self) -> FreeBytes {
         let pool = self.pool;
-        let complete = pool.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
+        let complete = pool.reserve.with_shared_free(|tlsf| tlsf.free_bytes());
         let mut free = FreeBytes { complete, pending: 0 };
         pool.arenas.scan(|slot, arena| {
             let Some(stream) = pool.tracker.streams.at(slot) else { return };

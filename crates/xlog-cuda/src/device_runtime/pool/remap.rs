@@ -21,7 +21,7 @@ use super::segments::{FreeMemory, Span, SpanRequest};
 use super::slow_path::{SlowPath, VERY_LARGE};
 use super::steal::OwnedRange;
 use super::tlsf::Range;
-use super::trim::coalesce;
+use super::trim::{IdleMemory, coalesce};
 use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
@@ -54,14 +54,14 @@ const MAX_WHILE_LITTLE_FREE: usize = 8;
 #[derive(Debug, Default)]
 struct FreeSpans {
     /// Without pending work.
-    idle: Vec<Span>,
+    idle: IdleMemory,
     /// Of the requesting stream, with pending work: it serves this stream in place and stays mapped.
     staying: Vec<Span>,
 }
 
 impl FreeSpans {
     fn memory(&self) -> FreeMemory<'_> {
-        FreeMemory { idle: &self.idle, staying: &self.staying }
+        FreeMemory { idle: &self.idle.spans, staying: &self.staying }
     }
 }
 
@@ -99,7 +99,7 @@ impl SlowPath<'_> {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
         }
         let free = self.by_completion(found.iter().copied());
-        let holding = self.spans_that_hold(&free.idle);
+        let holding = self.spans_that_hold(&free.idle.spans);
         if !holding.is_empty() {
             let removed = self.remove_free_in(&found, &holding);
             self.put_back_free(&removed, &[]);
@@ -191,7 +191,7 @@ impl SlowPath<'_> {
         let reserve = &self.pool.reserve;
         let _growing = reserve.growing();
         let idle = self.pool.remove_idle();
-        if idle.iter().any(|span| span.holds(self.size, self.align)) {
+        if idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
             reserve.insert_idle(&idle, &[]);
             return Ok(self.allocate_shared_free());
         }
@@ -238,7 +238,8 @@ impl SlowPath<'_> {
             let spans = if is_staying { &mut staying } else { &mut idle };
             spans.push(part.range.into());
         }
-        FreeSpans { idle: coalesce(idle), staying: coalesce(staying) }
+        let idle = IdleMemory { spans: coalesce(idle), unneeded: 0 };
+        FreeSpans { idle, staying: coalesce(staying) }
     }
 
     /// Returns the smallest spans that hold the request, by address: several, so that the next requests need no search.

@@ -10,7 +10,8 @@ use xlog_driver::sync::{Mutex, MutexGuard};
 use super::arena::UNIT;
 use super::config::PoolConfig;
 use super::segments::{Segments, Span, WatchedSegments};
-use super::tlsf::{BoundedFit, CHUNK, Range, SMALL, Tlsf, TlsfAllocation};
+use super::tlsf::{BoundedFit, CHUNK, Range, Removed, SMALL, Tlsf, TlsfAllocation};
+use super::trim::IdleMemory;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 
 /// The largest range that moves to another stream for a smaller request: ranges of this size seldom move.
@@ -141,10 +142,17 @@ impl Reserve {
         self.shared_free.lock().remove_if(minimum, &mut |range| Some(*range))
     }
 
+    /// Removes the whole shared free list, for no request.
+    pub(super) fn remove_all(&self) -> Removed {
+        self.shared_free.lock().remove_idle(|_| true)
+    }
+
     /// Inserts `idle`, without the parts in `gone`, into the shared free list.
-    pub(super) fn insert_idle(&self, idle: &[Span], gone: &[Span]) {
+    pub(super) fn insert_idle(&self, idle: &IdleMemory, gone: &[Span]) {
         let mut shared_free = self.shared_free.lock();
-        for span in idle.iter().flat_map(|span| span.without(gone)) {
+        let gone_bytes: u64 = gone.iter().map(|span| span.bytes).sum();
+        shared_free.raise_low_water(idle.unneeded.saturating_sub(gone_bytes));
+        for span in idle.spans.iter().flat_map(|span| span.without(gone)) {
             shared_free.insert_span(Range { ptr: span.ptr, bytes: span.bytes, stamp: 0 }, true);
         }
     }
@@ -169,14 +177,9 @@ impl Reserve {
         self.segments.grow(bytes, stream)
     }
 
-    /// Returns the minimum of the bytes on the shared free list since the last call.
-    pub(super) fn take_low_water(&self) -> u64 {
-        self.shared_free.lock().take_low_water()
-    }
-
-    /// Reads the shared free list under its lock.
-    pub(super) fn read_shared_free<R>(&self, read: impl FnOnce(&Tlsf) -> R) -> R {
-        read(&self.shared_free.lock())
+    /// Calls `visit` for the shared free list, under its lock.
+    pub(super) fn with_shared_free<R>(&self, visit: impl FnOnce(&mut Tlsf) -> R) -> R {
+        visit(&mut self.shared_free.lock())
     }
 }
 

@@ -238,7 +238,7 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn return_idle(&self, now: Instant) -> ResourceResult<usize> {
-        self.return_idle_at(now)
+        self.return_idle_if_due(now)
     }
 
     fn on_growth(&self, hook: GrowthHook) -> bool {

@@ -107,7 +107,7 @@ impl PoolResource {
                 }
             });
         }
-        self.reserve.read_shared_free(|shared_free| {
+        self.reserve.with_shared_free(|shared_free| {
             snapshot.idle_bytes += shared_free.free_bytes() as usize;
             snapshot.free_ranges += shared_free.free_ranges();
             snapshot.largest_free = snapshot.largest_free.max(shared_free.largest_free() as usize);

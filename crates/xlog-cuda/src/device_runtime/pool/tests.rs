@@ -46,6 +46,7 @@ fn two_streams_allocate_while_a_third_ones_memory_is_held() {
 /// A pool with a decay of a minute on one stream, and a clock that the test moves.
 struct Decaying {
     pool: PoolResource,
+    streams: Arc<StreamPool>,
     stream: crate::device_runtime::StreamLease,
     now: Instant,
 }
@@ -56,7 +57,7 @@ impl Decaying {
     fn new(device: Arc<CudaDevice>, config: PoolConfig) -> Self {
         let streams = Arc::new(StreamPool::with_defaults(device.clone()));
         let pool = PoolResource::new(device, 0, streams.clone(), config).unwrap();
-        Self { pool, stream: streams.lease().unwrap(), now: Instant::now() }
+        Self { pool, stream: streams.lease().unwrap(), streams, now: Instant::now() }
     }
 
     fn pair(&self, bytes: usize) {
@@ -163,13 +164,63 @@ fn fragments_do_not_count_as_unused_memory_of_whole_handles() {
     }
 }
 
+/// One stream has pending work on its memory at each check, and needs it between all of them.
 #[test]
-fn frequent_reaps_check_no_more_often_than_the_decay_does() {
+fn pending_memory_of_one_stream_does_not_keep_the_idle_memory_of_another() {
+    let [device, _] = devices();
+    let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    let busy = decaying.streams.lease().unwrap();
+    decaying.complete_pair(512 * MIB);
+    let request = |pool: &PoolResource| {
+        let block = pool.allocate(128 * MIB, busy.id(), AllocTag("busy")).unwrap();
+        pool.deallocate(block).unwrap();
+    };
+    let mut returned = 0;
+    for check in 0..8 {
+        request(&decaying.pool);
+        let gate = busy.hold().unwrap();
+        request(&decaying.pool);
+        returned += decaying.returned(DECAY / 4);
+        assert!(check >= 4 || returned == 0, "the peak was less than a decay ago");
+        gate.release();
+        busy.synchronize().unwrap();
+    }
+    assert!(returned >= 320 * MIB, "{returned}");
+    let reserved = decaying.reserved();
+    assert!(reserved >= 128 * MIB, "{reserved}");
+    request(&decaying.pool);
+    assert_eq!(decaying.reserved(), reserved, "what the busy stream needs has stayed");
+}
+
+/// A trim of another kind between the checks moves idle memory to the shared free list.
+#[test]
+fn a_trim_in_between_does_not_make_unneeded_memory_needed() {
+    let [_, device] = devices();
+    let mut decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
+    decaying.complete_pair(1024 * MIB);
+    assert_eq!(decaying.returned(Duration::ZERO), 0);
+    let mut returned = 0;
+    for check in 1..=6 {
+        decaying.complete_pair(8 * MIB);
+        let held = decaying.reserved();
+        assert!(decaying.pool.trim_to(held - 2 * MIB).unwrap() <= 4 * MIB);
+        returned += decaying.returned(DECAY / 4);
+        assert!(check >= 4 || returned == 0, "the peak was less than a decay ago");
+    }
+    assert!(returned >= 900 * MIB, "{returned}");
+}
+
+#[test]
+fn frequent_reaps_and_returns_check_no_more_often_than_the_decay_does() {
     let [_, device] = devices();
     let decaying = Decaying::new(device, PoolConfig::default().with_decay(DECAY, 0));
     decaying.complete_pair(64 * MIB);
     for _ in 0..100 {
         decaying.pool.reap_completed().unwrap();
+    }
+    assert_eq!(decaying.pool.demand.lock().checks(), 0);
+    for _ in 0..100 {
+        decaying.pool.return_idle(Instant::now()).unwrap();
     }
     assert_eq!(decaying.pool.demand.lock().checks(), 0);
 }

@@ -20,15 +20,24 @@ pub(super) struct Trim {
     pub(super) keep: usize,
     /// Whether the magazines are flushed first.
     pub(super) flushes: bool,
-    /// If set, only as much goes back as these bytes of the free memory allow; the rest is needed.
-    pub(super) unused: Option<u64>,
+    /// If set, at most these bytes go back, and none that a request has needed since the last check.
+    pub(super) unneeded: Option<u64>,
+}
+
+/// Free memory without pending work, of no arena and not on the shared free list.
+#[derive(Debug, Default)]
+pub(super) struct IdleMemory {
+    /// By address, coalesced.
+    pub(super) spans: Vec<Span>,
+    /// The part of it that no request has needed since the last check of the decay.
+    pub(super) unneeded: u64,
 }
 
 impl PoolResource {
     /// Returns free memory without pending work to the device until the pool holds at most `bytes`. Returns the number
     /// of bytes that went back.
     pub fn trim_to(&self, bytes: usize) -> ResourceResult<usize> {
-        self.trim_by(Trim { keep: bytes, flushes: true, unused: None })
+        self.trim_by(Trim { keep: bytes, flushes: true, unneeded: None })
     }
 
     pub(super) fn trim_by(&self, trim: Trim) -> ResourceResult<usize> {
@@ -47,8 +56,8 @@ impl PoolResource {
         }
         self.poll_streams();
         let idle = self.remove_idle();
-        let unused = trim.unused.map_or(u64::MAX, |unused| self.unused_of(&idle, unused));
-        let (gone, outcome) = self.reserve.segments.release(&idle, excess.min(unused));
+        let maximum = trim.unneeded.map_or(u64::MAX, |unneeded| self.releasable(&idle, unneeded));
+        let (gone, outcome) = self.reserve.segments.release(&idle.spans, excess.min(maximum));
         self.reserve.insert_idle(&idle, &gone);
         if self.reserve.segments.is_stream_ordered() && !gone.is_empty() {
             // The inner resource has queued frees, so a wait for free memory must also cover them.
@@ -60,13 +69,12 @@ impl PoolResource {
         outcome.map(|()| gone.iter().map(|span| span.bytes as usize).sum())
     }
 
-    /// Returns how many bytes of `idle`, which has left the arenas, a trim may return if `unused` bytes of all free memory are.
-    /// Memory that cannot be returned now, since it is pending or a part of a segment, counts as unused first.
-    fn unused_of(&self, idle: &[Span], unused: u64) -> u64 {
-        let mut kept: u64 = idle.iter().map(|span| span.bytes).sum();
-        kept = kept.saturating_sub(self.reserve.segments.releasable(idle));
-        self.arenas.visit(|arena| kept += arena.tlsf.free_bytes());
-        unused.saturating_sub(kept)
+    /// Returns how many bytes of `idle` a trim may release if `unneeded` bytes of all free memory are. Parts of segments, which
+    /// cannot be released, count as unneeded first.
+    fn releasable(&self, idle: &IdleMemory, unneeded: u64) -> u64 {
+        let all: u64 = idle.spans.iter().map(|span| span.bytes).sum();
+        let parts = all.saturating_sub(self.reserve.segments.releasable(&idle.spans));
+        unneeded.min(idle.unneeded).saturating_sub(parts)
     }
 
     /// Polls all streams for completed work.
@@ -115,15 +123,16 @@ impl PoolResource {
 
     /// Removes all free ranges without pending work from all arenas and the shared free list, coalesced by address. The
     /// caller holds the growth lock.
-    pub(super) fn remove_idle(&self) -> Vec<Span> {
-        let mut idle = self.arenas.remove_idle(&self.tracker);
-        idle.extend(self.reserve.remove(0).into_iter().map(Span::from));
-        coalesce(idle)
+    pub(super) fn remove_idle(&self) -> IdleMemory {
+        let removed = [self.arenas.remove_idle(&self.tracker), self.reserve.remove_all()];
+        let unneeded = removed.iter().map(|removed| removed.unneeded).sum();
+        let spans = removed.into_iter().flat_map(|removed| removed.ranges).map(Span::from);
+        IdleMemory { spans: coalesce(spans.collect()), unneeded }
     }
 
     /// Bytes that are free on the shared free list and in the arenas that no other thread is inside of.
     pub(super) fn free_bytes(&self) -> u64 {
-        let mut free = self.reserve.read_shared_free(|tlsf| tlsf.free_bytes());
+        let mut free = self.reserve.with_shared_free(|tlsf| tlsf.free_bytes());
         self.arenas.scan(|_, arena| free += arena.free_bytes());
         free
     }

@@ -22,8 +22,9 @@ pub(super) struct BackgroundThread {
     process: u32,
     is_over: AtomicBool,
     is_running: AtomicBool,
-    /// Locked during each start and each stop.
-    handle: Mutex<Option<JoinHandle<()>>>,
+    /// The threads that have not ended: the one that runs, and those that have stopped and still return. Locked during each start
+    /// and each stop.
+    handles: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl BackgroundThread {
@@ -33,7 +34,7 @@ impl BackgroundThread {
             process: std::process::id(),
             is_over: AtomicBool::new(false),
             is_running: AtomicBool::new(false),
-            handle: Mutex::new(None),
+            handles: Mutex::default(),
         }
     }
 
@@ -57,15 +58,20 @@ impl BackgroundThread {
         if self.is_running() || std::process::id() != self.process {
             return;
         }
-        let mut handle = self.handle.lock();
+        let mut handles = self.handles.lock();
         if self.is_over() || self.is_running.swap(true, Ordering::SeqCst) {
             return;
         }
         let body = prepare();
-        *handle = thread::Builder::new().name(self.name.to_owned()).spawn(body).ok();
-        if handle.is_none() {
-            undo();
-            self.is_running.store(false, Ordering::SeqCst);
+        match thread::Builder::new().name(self.name.to_owned()).spawn(body) {
+            Ok(handle) => {
+                handles.retain(|handle| !handle.is_finished());
+                handles.push(handle);
+            }
+            Err(_) => {
+                undo();
+                self.is_running.store(false, Ordering::SeqCst);
+            }
         }
     }
 
@@ -85,7 +91,7 @@ impl BackgroundThread {
         if !self.is_over() && has_work() && !self.is_running.swap(true, Ordering::SeqCst) {
             return false;
         }
-        let _starting = self.handle.lock();
+        let _starting = self.handles.lock();
         if !self.is_running() {
             stopped();
         }
@@ -105,18 +111,23 @@ impl BackgroundThread {
         false
     }
 
-    /// Ends the thread for good, and waits for its end. `wake` interrupts its waits other than [`Self::sleep`].
+    /// Ends the thread for good, and waits for the end of all that were started. `wake` interrupts its waits other than [`Self::sleep`].
     pub(super) fn end(&self, wake: impl FnOnce()) {
         self.is_over.store(true, Ordering::SeqCst);
         if std::process::id() != self.process {
             return;
         }
-        let Some(handle) = self.handle.lock().take() else { return };
+        let handles = std::mem::take(&mut *self.handles.lock());
+        if handles.is_empty() {
+            return;
+        }
         wake();
-        handle.thread().unpark();
-        // The runtime may end on this thread.
-        if handle.thread().id() != thread::current().id() {
-            let _ = handle.join();
+        for handle in handles {
+            handle.thread().unpark();
+            // The runtime may end on this thread.
+            if handle.thread().id() != thread::current().id() {
+                let _ = handle.join();
+            }
         }
     }
 }
@@ -181,6 +192,7 @@ mod tests {
         worked.recv_timeout(TIMEOUT).unwrap();
         assert_eq!((returns, was_stopped, thread.is_running()), (true, false, true));
         thread.end(|| ());
+        assert_eq!(Arc::strong_count(&thread), 1, "a thread that was replaced was not joined");
     }
 
     #[test]

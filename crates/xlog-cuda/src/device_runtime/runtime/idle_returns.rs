@@ -49,11 +49,14 @@ impl IdleReturns {
     }
 
     fn run(&self, interval: Duration) {
+        // The resource may end on this thread, so nothing here keeps it beyond one return.
+        let physical_bytes = || self.resource.upgrade().and_then(|it| it.physical_bytes());
         while self.thread.sleep(interval) {
             let Some(resource) = self.resource.upgrade() else { return };
             // A failed return is retried; a later trim returns the error.
             let _ = catch_panic(|| resource.return_idle(Instant::now()));
-            let holds_memory = || resource.physical_bytes() != Some(0);
+            drop(resource);
+            let holds_memory = || physical_bytes() != Some(0);
             if !holds_memory() && self.thread.stop_unless(holds_memory, || ()) {
                 return;
             }

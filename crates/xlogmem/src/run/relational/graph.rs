@@ -1,8 +1,11 @@
 //! `run fixpoint --graph`: compares a program of fixed capacities, as a graph and kernel by kernel, with one of exact sizes.
 //!
-//! All three find the closures of the same graphs, and the host verifies each. A first run, which is not counted, finds the
-//! capacities and captures the graph. The programs of fixed capacities have several runs in flight, queued by one host thread,
-//! which finishes the oldest one before it begins the next. The program of exact sizes needs the host in every round.
+//! All three find the closures of the same graphs, and the host verifies each. The programs of fixed capacities have several runs in
+//! flight, queued by one host thread, which finishes the oldest one before it begins the next. The program of exact sizes needs the
+//! host in every round.
+//!
+//! The forms take turns of several runs. A first run of each program, which is not counted, finds the capacities and captures the
+//! graphs. A first turn of each form, not counted either, takes the memory for the results, which are kept until its end.
 
 use std::time::Instant;
 
@@ -22,8 +25,10 @@ use crate::cli::Refusal;
 use crate::doctor::Selection;
 use crate::run::report::{RunHead, RunReport, race_problem, races_text, run_on_stack};
 
-/// Runs of each program before the next form's turn.
+/// The maximum number of runs of each program before the next form's turn.
 const RUNS_PER_TURN: usize = 16;
+/// A turn has fewer runs if their results need more bytes than this.
+const RESULT_BYTES_PER_TURN: usize = 256 << 20;
 
 /// Default edges on a GPU and on a simulated device.
 const USUAL: [usize; 2] = [100_000, 10_000];
@@ -31,13 +36,16 @@ const USUAL: [usize; 2] = [100_000, 10_000];
 #[derive(Serialize, Debug, Default)]
 struct ProgramReport {
     runs_verified: u32,
-    /// Device time of all runs.
+    /// Time from the first begin to the last end of each turn.
     seconds: f64,
     runs_per_second: Option<f64>,
     /// Launches of the program; a graph counts once.
     launches: usize,
     /// Bytes kept for the rounds: an arena, buffers of fixed capacity, or the peak of exact buffers.
     bytes: usize,
+    /// Bytes of the largest result.
+    #[serde(skip)]
+    result_bytes: usize,
 }
 
 impl ProgramReport {
@@ -120,7 +128,7 @@ impl GraphReport {
         }
     }
 
-    /// Returns the work of a run; run 0 is not counted.
+    /// Returns the work of a run; runs from 1 to `repeat` are counted.
     fn work(&self, run: u32) -> Fixpoint {
         Fixpoint { rows: self.rows, seed: seed_for(self.seed, u64::from(run) << 8) }
     }
@@ -136,19 +144,35 @@ impl GraphReport {
         };
         let (mut graphs, mut kernels) = (programs(Form::Graph)?, programs(Form::Kernels)?);
         let exact = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
-        let warm_up = vec![self.work(0); sessions.len()];
+        let first = vec![self.work(0); sessions.len()];
+        let result_bytes = self.measure_fixed(&mut graphs, &first)?.result_bytes;
+        self.measure_fixed(&mut kernels, &first)?;
+        self.measure_exact(&exact, &first[..1])?;
+        let fitting = RESULT_BYTES_PER_TURN / (result_bytes * sessions.len()).max(1);
+        let turn = sessions.len() * fitting.clamp(1, RUNS_PER_TURN);
+        let works = |runs: std::ops::RangeInclusive<u32>| -> Vec<_> {
+            runs.map(|run| self.work(run)).collect()
+        };
+        let more = self.repeat.min(turn as u32);
+        let warm_up = works(self.repeat.saturating_add(1)..=self.repeat.saturating_add(more));
+        let works = works(1..=self.repeat);
         self.measure_fixed(&mut graphs, &warm_up)?;
         self.measure_fixed(&mut kernels, &warm_up)?;
-        self.measure_exact(&exact, &warm_up[..1])?;
-        // Programs are interleaved, so that all meet the same load on the device.
-        let works: Vec<_> = (1..=self.repeat).map(|run| self.work(run)).collect();
-        for works in works.chunks(sessions.len() * RUNS_PER_TURN) {
-            let of_graphs = self.measure_fixed(&mut graphs, works)?;
-            let of_kernels = self.measure_fixed(&mut kernels, works)?;
-            let of_exact = self.measure_exact(&exact, works)?;
-            self.graph.add(&of_graphs);
-            self.kernels.add(&of_kernels);
-            self.exact.add(&of_exact);
+        // The forms take turns, and take turns at being first, so that all meet the same load on the device.
+        for (turn, works) in works.chunks(turn).enumerate() {
+            let graphs_first = turn % 2 == 0;
+            if graphs_first {
+                let run = self.measure_fixed(&mut graphs, works)?;
+                self.graph.add(&run);
+            }
+            let run = self.measure_fixed(&mut kernels, works)?;
+            self.kernels.add(&run);
+            if !graphs_first {
+                let run = self.measure_fixed(&mut graphs, works)?;
+                self.graph.add(&run);
+            }
+            let run = self.measure_exact(&exact, works)?;
+            self.exact.add(&run);
         }
         for program in [&mut self.graph, &mut self.kernels, &mut self.exact] {
             program.rate(self.repeat);
@@ -206,6 +230,7 @@ impl GraphReport {
             ProgramReport { seconds: start.elapsed().as_secs_f64(), ..Default::default() };
         for (work, found) in works.iter().zip(&found) {
             all.launches += found.launches;
+            all.result_bytes = all.result_bytes.max(found.result.len() * size_of::<u64>());
             self.verify(work, &found.result, found.rounds, &mut all)?;
         }
         Ok(all)

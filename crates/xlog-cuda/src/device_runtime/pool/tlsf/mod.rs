@@ -59,6 +59,14 @@ pub(crate) struct Range {
     pub(crate) stamp: u64,
 }
 
+/// Free memory that was removed for no request.
+#[derive(Debug, Default)]
+pub(crate) struct Removed {
+    pub(crate) ranges: Vec<Range>,
+    /// The part of it that no request needed since the low water was restarted.
+    pub(crate) unneeded: u64,
+}
+
 /// A request for at least `bytes`, and for up to `maximum` if that is more.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BoundedFit {
@@ -75,7 +83,7 @@ pub(crate) struct Tlsf {
     boundaries: SpanBoundaries,
     bytes: u64,
     free_bytes: u64,
-    /// The minimum of `free_bytes` since [`Tlsf::take_low_water`], if an allocation or a removal lowered it.
+    /// The minimum of `free_bytes` since [`Tlsf::restart_low_water`], if an allocation or a removal lowered it.
     low_water: u64,
 }
 
@@ -101,6 +109,13 @@ impl Tlsf {
 
     /// Splits a chunk for small blocks off a larger range. The chunk coalesces with no neighbour until [`Self::coalesce_chunks`].
     pub(crate) fn split_chunk(&mut self) -> bool {
+        let low_water = self.low_water;
+        let is_split = self.split_off_chunk();
+        self.low_water = low_water;
+        is_split
+    }
+
+    fn split_off_chunk(&mut self) -> bool {
         let taken = self.allocate(CHUNK, CHUNK).or_else(|| self.allocate(CHUNK, UNIT));
         let Some(taken) = taken else { return false };
         match self.remove_allocated(taken.node) {
@@ -114,10 +129,12 @@ impl Tlsf {
 
     /// Coalesces chunks that are completely free with their neighbours.
     pub(crate) fn coalesce_chunks(&mut self) {
+        let low_water = self.low_water;
         let chunks = self.remove_if(CHUNK, &mut |range| (range.bytes == CHUNK).then_some(*range));
         chunks.into_iter().for_each(|chunk| {
             self.insert_span(chunk, true);
         });
+        self.low_water = low_water;
     }
 
     /// Allocates whole units from a range of class `highest` or below.
@@ -228,9 +245,18 @@ impl Tlsf {
         self.free_bytes
     }
 
-    /// Returns the minimum of the free bytes since the last call.
-    pub(crate) fn take_low_water(&mut self) -> u64 {
-        std::mem::replace(&mut self.low_water, self.free_bytes).min(self.free_bytes)
+    /// Returns the minimum of the free bytes since the last [`Self::restart_low_water`]: what no request needed.
+    pub(crate) fn low_water(&self) -> u64 {
+        self.low_water.min(self.free_bytes)
+    }
+
+    pub(crate) fn restart_low_water(&mut self) {
+        self.low_water = self.free_bytes;
+    }
+
+    /// Notes that memory which no request needed was inserted.
+    pub(crate) fn raise_low_water(&mut self, bytes: u64) {
+        self.low_water = self.low_water() + bytes;
     }
 
     /// False if no free range holds `bytes`; true if one may.

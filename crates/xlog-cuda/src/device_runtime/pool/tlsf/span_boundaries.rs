@@ -8,7 +8,7 @@ use std::ops::Bound;
 
 use super::classes::{class_of, newest};
 use super::nodes::{Id, NIL, Node, State};
-use super::{Range, Tlsf, UNIT};
+use super::{Range, Removed, Tlsf, UNIT};
 
 /// The boundary nodes by address.
 #[derive(Debug, Default)]
@@ -124,6 +124,15 @@ impl Tlsf {
         }
         self.low_water = self.low_water.min(self.free_bytes);
         left
+    }
+
+    /// Removes the free ranges that are `idle`, although no request needs them. What no request needed leaves first.
+    pub(crate) fn remove_idle(&mut self, idle: impl Fn(&Range) -> bool) -> Removed {
+        let (low_water, free) = (self.low_water(), self.free_bytes);
+        let ranges = self.remove_if(0, &mut |range| idle(range).then_some(*range));
+        let unneeded = low_water.min(free - self.free_bytes);
+        self.low_water = low_water - unneeded;
+        Removed { ranges, unneeded }
     }
 
     fn ids_from(&self, min: u64) -> Vec<Id> {

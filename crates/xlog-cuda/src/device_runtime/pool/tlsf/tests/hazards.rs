@@ -77,17 +77,54 @@ fn a_small_range_is_not_split_off_a_large_one_but_off_a_chunk() {
 }
 
 #[test]
-fn the_low_water_is_the_minimum_between_two_calls() {
+fn the_low_water_is_what_no_request_needed_since_its_restart() {
     let mut tlsf = with(8 * CHUNK);
-    tlsf.take_low_water();
+    tlsf.restart_low_water();
     let taken = tlsf.allocate_units(3 * CHUNK).unwrap();
     tlsf.free(taken.node, 0);
-    assert_eq!(tlsf.take_low_water(), 5 * CHUNK);
-    assert_eq!(tlsf.take_low_water(), 8 * CHUNK);
+    assert_eq!(tlsf.low_water(), 5 * CHUNK);
+    tlsf.restart_low_water();
+    assert_eq!(tlsf.low_water(), 8 * CHUNK);
     // Memory that left for another stream was needed.
     let removed = tlsf.remove_if(0, &mut |range| Some(*range));
     removed.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
-    assert_eq!(tlsf.take_low_water(), 0);
+    assert_eq!(tlsf.low_water(), 0);
+}
+
+#[test]
+fn chunks_that_are_split_off_or_coalesced_are_not_needed_yet() {
+    let mut tlsf = with(8 * CHUNK);
+    tlsf.restart_low_water();
+    assert!(tlsf.split_chunk());
+    assert_eq!(tlsf.low_water(), 8 * CHUNK);
+    let small = tlsf.allocate_units(UNIT).unwrap();
+    assert_eq!(tlsf.low_water(), 8 * CHUNK - UNIT);
+    tlsf.free(small.node, 0);
+    tlsf.coalesce_chunks();
+    assert_eq!(tlsf.low_water(), 8 * CHUNK - UNIT);
+}
+
+#[test]
+fn what_no_request_needed_leaves_first_and_arrives_as_such() {
+    let mut tlsf = with(8 * CHUNK);
+    tlsf.restart_low_water();
+    // Split first, so that two ranges are free: one of them is idle.
+    let [needed, pending] = [3, 5].map(|chunks| tlsf.allocate_units(chunks * CHUNK).unwrap());
+    tlsf.free(pending.node, 7);
+    tlsf.restart_low_water();
+    let beside = tlsf.allocate_units(CHUNK).unwrap();
+    tlsf.free(beside.node, 7);
+    tlsf.free(needed.node, 0);
+    // 8 chunks are free in one range with the later stamp; 4 were free all the time.
+    assert_eq!(tlsf.low_water(), 4 * CHUNK);
+    assert_eq!(tlsf.remove_idle(|range| range.stamp == 0).ranges, []);
+    let removed = tlsf.remove_idle(|range| range.stamp == 7);
+    assert_eq!((removed.ranges.len(), removed.unneeded, tlsf.low_water()), (1, 4 * CHUNK, 0));
+    tlsf.raise_low_water(removed.unneeded);
+    assert_eq!(tlsf.low_water(), 0, "never more than is free");
+    tlsf.raise_low_water(removed.unneeded);
+    removed.ranges.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
+    assert_eq!(tlsf.low_water(), 4 * CHUNK);
 }
 
 #[test]
