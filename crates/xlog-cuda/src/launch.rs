@@ -13,7 +13,7 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::device_runtime::graph::Graph;
+use crate::device_runtime::graph::{Graph, check_not_captured};
 use crate::device_runtime::resource::{
     Access, BlockId, BlockState, ResourceError, ResourceResult, StreamId,
 };
@@ -220,7 +220,7 @@ impl LaunchRecorder {
         }
         let stream = runtime.stream_pool().raw(self.stream);
         let stream = stream.ok_or_else(|| ResourceError::unknown_stream(self.stream))?;
-        Ok(stream.check_not_capturing("the launch of a graph")?)
+        check_not_captured("the launch of a graph", self.stream, stream)
     }
 
     /// Makes the stream wait for the outside work that the graphs depend on.

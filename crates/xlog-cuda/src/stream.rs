@@ -147,6 +147,7 @@ impl DeviceStream {
     /// It must not call the driver, and so must not own the last handle of a stream or device. It may release a [`Gate`]. A
     /// panic in it is swallowed.
     pub fn host_fn(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        self.refuse_capture("host_fn")?;
         Ok(self.driver().host_fn(self.raw.handle(), Box::new(work))?)
     }
 
@@ -212,7 +213,7 @@ impl DeviceStream {
     }
 
     /// Waits for the stream or queries it; refuses a stream under capture, because the call would break the capture.
-    fn host_access<T>(
+    pub(super) fn host_access<T>(
         &self,
         call: &'static str,
         ask: impl FnOnce(&RawStream) -> DriverResult<T>,

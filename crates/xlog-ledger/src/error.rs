@@ -267,10 +267,10 @@ pub enum LedgerError {
         path: PathBuf,
     },
     /// More was released than was charged.
-    #[error("{given} bytes released of {used} in use; release what was charged, once")]
+    #[error("{released} bytes released of {used} in use; release what was charged, once")]
     Overdrawn {
-        /// The bytes given.
-        given: u64,
+        /// The bytes to release.
+        released: u64,
         /// The bytes in use.
         used: u64,
     },

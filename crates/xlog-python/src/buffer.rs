@@ -113,7 +113,7 @@ impl Memory {
                 (Some(block), Some(stream)) => unsafe {
                     foreign::hand_over(&self.runtime, block, stream)?;
                 },
-                (Some(_), None) => self.runtime.device().synchronize()?,
+                (Some(_), None) => By::Python.wait(&self.runtime)?,
             }
             self.lent.fetch_add(1, Ordering::Relaxed);
             Ok(())

@@ -1,17 +1,30 @@
 //! Memory whose last use is on an unknown stream: it is freed after the host has seen the device idle.
 //!
-//! A wait for the device fails while any code captures a graph. Then the memory is parked until the next successful wait for
-//! its runtime.
+//! A wait for the device would break every open capture of a graph, and fail. So while a framework has announced a capture
+//! there is no wait: the memory is parked until the next successful wait for its runtime. A wait that breaks a capture of which nobody
+//! knew fails, with the same result.
 //!
 //! Invariants:
 //! - Nothing is freed before a wait that began after it was parked has succeeded, or the device is lost.
 //! - No lock is held over a wait or a free.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{ResourceError, XlogDeviceRuntime};
 use xlog_cuda::{Result, XlogError};
+
+/// The maximum number of devices of a process.
+pub(crate) const DEVICES: usize = 16;
+
+/// The captures that a framework has begun on each device and not ended.
+static CAPTURES: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
+
+/// Returns the number of announced captures of a device.
+pub(crate) fn open_captures(runtime: &XlogDeviceRuntime) -> &'static AtomicUsize {
+    &CAPTURES[runtime.device().ordinal() as usize % DEVICES]
+}
 
 /// The caller of a wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -36,8 +49,15 @@ impl By {
         Arc::ptr_eq(&parked.runtime, runtime) && (self == Self::Python || self == parked.by)
     }
 
-    /// Waits until everything queued on the device has completed, and frees the parked memory.
+    /// Waits until everything queued on the device has completed, and frees the parked memory. Refused during a capture.
     pub(crate) fn wait(self, runtime: &Arc<XlogDeviceRuntime>) -> Result<()> {
+        if open_captures(runtime).load(Ordering::Acquire) > 0 {
+            return Err(ResourceError::StreamMisuse(format!(
+                "PyTorch captures a CUDA graph on device {}, and a wait for the device would break it; wait after the capture",
+                runtime.device().ordinal(),
+            ))
+            .into());
+        }
         let parked: Vec<_> =
             PARKED.lock().extract_if(.., |each| self.frees(each, runtime)).collect();
         let waited = runtime.device().synchronize();

@@ -18,6 +18,7 @@ use xlog_driver::{
     CaptureStatus, DeviceKind, Driver, DriverError, DriverResult, EventHandle, StreamHandle,
 };
 
+use super::graph::CaptureError;
 use super::resource::{Access, ResourceError, StreamId};
 use super::stream_pool::{StreamLease, StreamPool};
 use crate::{DeviceRepr, GpuMemoryManager, Result, TrackedCudaSlice};
@@ -164,7 +165,7 @@ impl AdoptedStream {
         ptr: u64,
         len: usize,
     ) -> Result<TrackedCudaSlice<T>> {
-        check_not_capturing(self.driver(), self.foreign)?;
+        self.refuse_capture("adopt")?;
         self.rejoin()?;
         memory.on_stream(self.id()).alloc_adopted(ptr, len)
     }
@@ -172,7 +173,7 @@ impl AdoptedStream {
     /// Makes this stream wait for every use of a buffer, and drops the buffer. The owner of adopted memory may then free it in
     /// the order of this stream.
     pub fn give_back<T: DeviceRepr>(&self, buffer: TrackedCudaSlice<T>) -> Result<()> {
-        check_not_capturing(self.driver(), self.foreign)?;
+        self.refuse_capture("give_back")?;
         let (Some(runtime), Some(block)) = (buffer.runtime(), buffer.id()) else { return Ok(()) };
         runtime.prepare_block_use(block, self.id(), Access::Write)?;
         let ordered = self.order(self.foreign, self.proxy.stream().raw().handle());
@@ -183,6 +184,17 @@ impl AdoptedStream {
 
     fn driver(&self) -> &dyn Driver {
         &**self.proxy.device().driver()
+    }
+
+    /// Refuses a call while other code captures the stream.
+    fn refuse_capture(&self, call: &'static str) -> Result<()> {
+        match self.driver().stream_capture(self.foreign)? {
+            CaptureStatus::None => Ok(()),
+            _ => {
+                Err(ResourceError::from(CaptureError::AlreadyCaptured { call, stream: self.id() })
+                    .into())
+            }
+        }
     }
 
     /// Refuses work on a foreign stream whose capture has begun or ended since it was adopted.

@@ -9,8 +9,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop};
+use cudarc::driver::sys::{CUdeviceptr, CUresult};
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverError, SyncOnDrop};
 
 use super::CudarcStream;
 use crate::device_runtime::{Access, ResourceError, ResourceResult};
@@ -81,8 +81,10 @@ impl<'a> Opened<'a> {
             return (self.ptr, SyncOnDrop::Sync(None));
         }
         if user.join(ours).is_err() {
-            // Without an event the host waits; cudarc stores the error for the next fallible call.
-            user.context().record_err(ours.synchronize());
+            // Without an event the host waits, without harm to captures; cudarc stores the error for the next fallible call.
+            let waited = self.stream.stream().synchronize();
+            let refused = |_| DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+            user.context().record_err(waited.map_err(refused));
         }
         (self.ptr, SyncOnDrop::sync_stream(user))
     }

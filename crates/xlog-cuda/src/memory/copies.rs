@@ -11,7 +11,7 @@ use std::slice;
 use std::sync::Arc;
 
 use super::{BlockUse, DeviceRepr, DeviceView, DeviceViewMut, TrackedCudaSlice};
-use crate::device_runtime::graph::CaptureError;
+use crate::device_runtime::graph::{CaptureError, check_not_captured};
 use crate::device_runtime::resource::{Access, ResourceError, StreamId};
 use crate::{DeviceStream, Result};
 
@@ -170,18 +170,19 @@ fn same_len(what: &str, len: usize, wanted: usize) -> Result<()> {
     .into())
 }
 
-/// Refuses a copy between the host and the device inside a capture of the runtime, which does not run work.
+/// Refuses a copy between the host and the device inside a capture, which does not run work.
 fn refuse_capture<T: DeviceRepr>(
     view: DeviceView<'_, T>,
     stream: StreamId,
     call: &'static str,
 ) -> Result<()> {
-    match view.buffer().runtime() {
-        Some(runtime) if view.size_bytes() > 0 && runtime.graphs().is_capturing(stream)? => {
-            Err(ResourceError::from(CaptureError::HostAccess { call, stream }).into())
-        }
-        _ => Ok(()),
+    let Some(runtime) = view.buffer().runtime().filter(|_| view.size_bytes() > 0) else {
+        return Ok(());
+    };
+    if runtime.graphs().is_capturing(stream)? {
+        return Err(ResourceError::from(CaptureError::HostAccess { call, stream }).into());
     }
+    runtime.stream_pool().try_resolve(stream)?.refuse_capture(call)
 }
 
 /// Runs `work` within one use of the view's buffer on `stream`. Does nothing for an empty view.
@@ -204,7 +205,7 @@ fn ordered<T: DeviceRepr>(
     };
     let queue = runtime.stream_pool().try_resolve(stream)?;
     if !runtime.graphs().is_capturing(stream)? {
-        queue.raw().check_not_capturing("a copy or a fill of a buffer")?;
+        check_not_captured("a copy or a fill of a buffer", stream, queue.raw())?;
     }
     let block_use = BlockUse { resource: runtime.checked()?, block, stream, queue: &queue, access };
     if runtime.supports_block_use_tracking() {

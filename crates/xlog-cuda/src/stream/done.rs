@@ -65,7 +65,7 @@ impl DeviceStream {
     fn record_wait(&self) -> Result<Arc<Wait>> {
         let raw = &self.raw;
         let stamp = raw.clock().is_local().then(|| raw.clock().step());
-        let event = raw.record_apart("event_record")?;
+        let event = self.host_access("done", |raw| raw.record_apart("done"))?;
         let wait = Wait { stream: raw.clone(), event, stamp, task: Mutex::new(Task::default()) };
         Ok(Arc::new(wait))
     }

@@ -174,7 +174,7 @@ impl Ledger {
         if given.is_none() {
             // Another thread may have left the ledger meanwhile.
             return match self.sentinel.is_owner() {
-                true => Err(LedgerError::Overdrawn { given: bytes, used: self.used() }),
+                true => Err(LedgerError::Overdrawn { released: bytes, used: self.used() }),
                 false => self.release_after_leaving(),
             };
         }

@@ -52,7 +52,9 @@ fn giving_more_than_is_used_changes_nothing() {
     ledger.charge(5 * UNIT).unwrap();
     let granted = ledger.granted();
     match ledger.release(5 * UNIT + 1) {
-        Err(LedgerError::Overdrawn { given, used }) => assert_eq!((given, used), (1281, 1280)),
+        Err(LedgerError::Overdrawn { released, used }) => {
+            assert_eq!((released, used), (1281, 1280))
+        }
         other => panic!("{other:?}"),
     }
     assert_eq!((ledger.used(), ledger.granted()), (5 * UNIT, granted));

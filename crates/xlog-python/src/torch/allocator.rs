@@ -25,11 +25,9 @@ use xlog_cuda::{Result, StreamId};
 use super::counters::Counters;
 use super::graph_memory::{GraphMemory, UNIT};
 use crate::foreign;
-use crate::idle::By;
+use crate::idle::{By, DEVICES, open_captures};
 use crate::scope::current_tag;
 
-/// The maximum number of devices of a process.
-pub(super) const DEVICES: usize = 16;
 const SHARDS: usize = 64;
 
 /// PyTorch's id of a graph pool.
@@ -82,7 +80,8 @@ pub(super) struct Device {
     streams: RwLock<IntMap<usize, StreamId>>,
     graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
     captures: Mutex<Vec<OpenCapture>>,
-    capturing: AtomicUsize,
+    /// The number of `captures`, for all waits for the device.
+    capturing: &'static AtomicUsize,
     /// Blocks whose free waits for the end of a capture.
     deferred: Mutex<Vec<Entry>>,
     has_deferred: AtomicBool,
@@ -95,12 +94,12 @@ impl Device {
         // Created now, since a capture permits few driver calls.
         runtime.stream_pool().default_stream()?;
         Ok(Self {
+            capturing: open_captures(&runtime),
             runtime,
             ordinal,
             streams: RwLock::default(),
             graphs: Mutex::default(),
             captures: Mutex::default(),
-            capturing: AtomicUsize::new(0),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
             counters: Counters::default(),
@@ -143,11 +142,7 @@ impl Device {
         stream: usize,
     ) -> Result<u64> {
         let allocate = || self.try_allocate(requested, stream);
-        // A wait for the device would break a capture.
-        let allocated = match self.capturing.load(Ordering::Acquire) {
-            0 => By::Torch.with_room(&self.runtime, allocate),
-            _ => allocate(),
-        };
+        let allocated = By::Torch.with_room(&self.runtime, allocate);
         let (ptr, entry) = allocated.inspect_err(|_| {
             self.counters.refusals.fetch_add(1, Ordering::Relaxed);
         })?;
@@ -308,11 +303,7 @@ impl Device {
                 let _ = runtime.deallocate(block);
             }
         };
-        // A wait for the device would break a capture.
-        match self.capturing.load(Ordering::Acquire) {
-            0 => By::Torch.free(&self.runtime, free),
-            _ => By::Torch.park(&self.runtime, free),
-        }
+        By::Torch.free(&self.runtime, free);
     }
 
     /// Frees an address. On a failure the runtime keeps the block and tries again, since there is no caller to report it to.

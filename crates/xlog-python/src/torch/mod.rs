@@ -25,12 +25,12 @@ use xlog_base::{Mutex, size_text};
 use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
 use xlog_cuda::{Result, XlogError};
 
-use self::allocator::{Addresses, DEVICES, Device, GraphPoolId};
+use self::allocator::{Addresses, Device, GraphPoolId};
 use self::segments::Segments;
 use self::throw::{Kind, Ready, Thrower};
 use crate::config::apply;
 use crate::errors::exception;
-use crate::idle;
+use crate::idle::{self, DEVICES};
 use crate::runtime::Runtime;
 use crate::value::object;
 

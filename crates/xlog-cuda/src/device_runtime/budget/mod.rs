@@ -194,7 +194,7 @@ impl<R> Deref for GlobalDeviceBudget<R> {
 impl<R: fmt::Debug> fmt::Debug for GlobalDeviceBudget<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GlobalDeviceBudget")
-            .field("books", &self.core)
+            .field("core", &self.core)
             .field("inner", &self.inner)
             .finish()
     }

@@ -39,3 +39,4 @@ pub use scope::{CaptureOptions, CaptureScope, JoinedCapture};
 pub use xlog_driver::CaptureMode;
 
 pub(crate) use registry::{Detour, GraphRegistry};
+pub(crate) use scope::check_not_captured;

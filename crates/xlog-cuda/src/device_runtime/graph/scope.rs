@@ -56,7 +56,7 @@ impl CaptureOptions {
         Self { tag: Some(tag), ..self }
     }
 
-    /// Sets the size of the arena's first chunk, which is allocated before the capture begins.
+    /// Sets the size to which the arena grows before the capture begins, by one chunk.
     pub fn with_arena(self, bytes: usize) -> Self {
         Self { arena_bytes: bytes, ..self }
     }
@@ -179,7 +179,7 @@ fn checked(
 }
 
 /// Refuses a stream under capture by a typed error.
-pub(super) fn check_not_captured(
+pub(crate) fn check_not_captured(
     call: &'static str,
     stream: StreamId,
     raw: &RawStream,
@@ -230,8 +230,9 @@ impl Members {
     }
 
     fn take_first_chunk(&self, options: &CaptureOptions) -> Result<()> {
-        if options.arena_bytes > 0 && self.owner.arena.held_bytes() < options.arena_bytes {
-            self.runtime().graphs().grow(&self.owner.arena, options.arena_bytes, 1)?;
+        let missing = options.arena_bytes.saturating_sub(self.owner.arena.held_bytes());
+        if missing > 0 {
+            self.runtime().graphs().grow(&self.owner.arena, missing, 1)?;
         }
         Ok(())
     }

@@ -2,22 +2,17 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::future::Future;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
-use super::support::{BYTES, assert_empty, copy, fill, manager, runtimes};
+use super::support::{BYTES, assert_empty, copy, fill, manager, refused, runtimes};
 use xlog_cuda::device_runtime::{
     Access, AllocTag, BlockId, CaptureError, CaptureOptions, LedgerSetting, ResourceError,
     RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
 use xlog_cuda::{LaunchRecorder, Result, XlogError};
 use xlog_testing::for_each_device;
-
-fn refused<T: std::fmt::Debug>(result: Result<T>) -> CaptureError {
-    match result {
-        Err(XlogError::Resource(ResourceError::Capture(error))) => *error,
-        other => panic!("{other:?}"),
-    }
-}
 
 #[test]
 fn the_host_cannot_read_write_or_wait_inside_a_capture() {
@@ -35,6 +30,11 @@ fn the_host_cannot_read_write_or_wait_inside_a_capture() {
                     assert!(is_host(refused(scope.stream().synchronize())));
                     assert!(is_host(refused(scope.stream().query())));
                     assert!(is_host(refused(scope.stream().hold())));
+                    assert!(is_host(refused(scope.stream().host_fn(|| ()))));
+                    let done = std::pin::pin!(scope.stream().done());
+                    let mut context = Context::from_waker(Waker::noop());
+                    let Poll::Ready(done) = done.poll(&mut context) else { panic!("pending") };
+                    assert!(is_host(refused(done)));
                     let (ptr, mut bytes) = (block.ptr(), [0; BYTES]);
                     #[allow(unsafe_code)]
                     // SAFETY: the block has these bytes; the calls are refused.
@@ -215,6 +215,9 @@ fn an_arena_has_one_capture_at_a_time_and_a_captured_stream_is_not_captured_agai
                 assert!(is_captured(refused(runtime.capture(scope.id(), |_| Ok(())))));
                 assert!(is_captured(refused(graph.launch(scope.id()))), "a launch is not captured");
                 assert!(is_captured(refused(scope.follow(scope.id()))));
+                let mut recorder = LaunchRecorder::new_strict(scope.id());
+                recorder.graph(&graph);
+                assert!(is_captured(refused(recorder.run(&runtime, |_| Ok(())))));
                 Ok(())
             })
             .unwrap();
@@ -296,5 +299,24 @@ fn a_block_from_outside_that_is_freed_inside_is_freed_when_the_capture_ends() {
             drop((graph, kept));
             assert_empty(&runtime);
         }
+    });
+}
+
+#[test]
+fn an_arena_that_is_shared_grows_only_by_what_is_missing() {
+    for_each_device(|device| {
+        let runtime = runtimes(device).remove(0);
+        let stream = runtime.stream_pool().lease().unwrap();
+        let sized = |bytes| CaptureOptions::default().with_arena(bytes);
+        let first = runtime.capture_with(stream.id(), &sized(4 << 20), |_| Ok(())).unwrap();
+        let held = first.arena_bytes();
+        let same = sized(4 << 20).sharing(&first);
+        let second = runtime.capture_with(stream.id(), &same, |_| Ok(())).unwrap();
+        assert_eq!(second.arena_bytes(), held);
+        let larger = sized(6 << 20).sharing(&first);
+        let third = runtime.capture_with(stream.id(), &larger, |_| Ok(())).unwrap();
+        assert_eq!(third.arena_bytes(), held + (2 << 20));
+        drop((first, second, third, same, larger));
+        assert_empty(&runtime);
     });
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::support::{BYTES, assert_empty, manager, runtimes};
+use super::support::{BYTES, assert_empty, manager, refused, runtimes};
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, CaptureError, CaptureOptions, ResourceError, StreamId,
     XlogDeviceRuntime,
@@ -216,5 +216,39 @@ fn a_runtime_that_ends_after_a_foreign_graph_returns_its_memory() {
             drop((memory, runtime));
         }
         assert_eq!(sim.memory_info().unwrap().free, before, "memory was left behind");
+    });
+}
+
+#[test]
+fn what_a_capture_that_is_not_joined_cannot_do_is_a_typed_error() {
+    for_each_device(|device| {
+        for runtime in runtimes(device) {
+            let memory = manager(&runtime);
+            let other = Other::new(device);
+            let mut buffer = memory.alloc_zeroed::<u8>(BYTES).unwrap();
+            // SAFETY: the stream lives until the end of this test.
+            let before = unsafe { runtime.stream_pool().adopt(other.raw()) }.unwrap();
+            other.graphs().begin_capture(other.stream, CaptureMode::ThreadLocal).unwrap();
+            let is_captured = |error| matches!(error, CaptureError::AlreadyCaptured { .. });
+            // SAFETY: the buffer is live; the call is refused.
+            let adopted = unsafe { before.adopt::<u8>(&memory, buffer.ptr(), BYTES) };
+            assert!(is_captured(refused(adopted.map(drop))));
+            // SAFETY: as above.
+            let inside = unsafe { runtime.stream_pool().adopt(other.raw()) }.unwrap();
+            let is_host = |error| matches!(error, CaptureError::HostAccess { .. });
+            let stream = inside.id();
+            assert!(is_host(refused(buffer.copy_from_slice_on(&[1; BYTES], stream))));
+            assert!(is_host(refused(buffer.to_vec_on(stream))));
+            let given = memory.alloc::<u8>(BYTES).unwrap();
+            assert!(is_captured(refused(buffer.copy_from_on(&given, stream))));
+            assert!(is_captured(refused(before.give_back(given))));
+            drop((inside, before));
+            let exec = other.end_capture();
+            // SAFETY: made above, and not used any more.
+            unsafe { other.graphs().graph_exec_destroy(exec) }.unwrap();
+            assert_eq!(buffer.to_vec().unwrap(), [0; BYTES]);
+            drop(buffer);
+            assert_empty_soon(&runtime);
+        }
     });
 }

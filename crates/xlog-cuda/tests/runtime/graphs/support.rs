@@ -1,14 +1,16 @@
 //! Runtimes and work for tests of graphs.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::Arc;
 
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, LedgerSetting, PoolConfig, PoolResource, RuntimeConfig, StreamId,
-    StreamPool, XlogDeviceRuntime,
+    AsyncCudaResource, CaptureError, LedgerSetting, PoolConfig, PoolResource, ResourceError,
+    RuntimeConfig, StreamId, StreamPool, XlogDeviceRuntime,
 };
-use xlog_cuda::{CudaDevice, GpuMemoryManager, LaunchRecorder, Result, TrackedCudaSlice};
+use xlog_cuda::{
+    CudaDevice, GpuMemoryManager, LaunchRecorder, Result, TrackedCudaSlice, XlogError,
+};
 
 pub(super) const BYTES: usize = 4096;
 
@@ -38,6 +40,14 @@ pub(super) fn configured(device: &Arc<CudaDevice>) -> Arc<XlogDeviceRuntime> {
 
 pub(super) fn manager(runtime: &Arc<XlogDeviceRuntime>) -> GpuMemoryManager {
     GpuMemoryManager::with_runtime(runtime.clone())
+}
+
+/// Returns the error of a call that a capture refuses.
+pub(super) fn refused<T: std::fmt::Debug>(result: Result<T>) -> CaptureError {
+    match result {
+        Err(XlogError::Resource(ResourceError::Capture(error))) => *error,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Fills a buffer on a stream, ordered by a recorder.

@@ -106,25 +106,25 @@ fn chunks_that_are_split_off_or_coalesced_are_not_needed_yet() {
 
 #[test]
 fn what_no_request_needed_leaves_first_and_arrives_as_such() {
-    let mut tlsf = with(8 * CHUNK);
-    tlsf.restart_low_water();
-    // Split first, so that two ranges are free: one of them is idle.
-    let [needed, pending] = [3, 5].map(|chunks| tlsf.allocate_units(chunks * CHUNK).unwrap());
+    let mut tlsf = with(9 * CHUNK);
+    let [idle, _between, pending] =
+        [3, 1, 5].map(|chunks| tlsf.allocate_units(chunks * CHUNK).unwrap());
+    tlsf.free(idle.node, 0);
     tlsf.free(pending.node, 7);
     tlsf.restart_low_water();
-    let beside = tlsf.allocate_units(CHUNK).unwrap();
-    tlsf.free(beside.node, 7);
-    tlsf.free(needed.node, 0);
-    // 8 chunks are free in one range with the later stamp; 4 were free all the time.
+    let needed = tlsf.allocate_units(4 * CHUNK).unwrap();
+    tlsf.free(needed.node, 7);
     assert_eq!(tlsf.low_water(), 4 * CHUNK);
-    assert_eq!(tlsf.remove_idle(|range| range.stamp == 0).ranges, []);
-    let removed = tlsf.remove_idle(|range| range.stamp == 7);
-    assert_eq!((removed.ranges.len(), removed.unneeded, tlsf.low_water()), (1, 4 * CHUNK, 0));
-    tlsf.raise_low_water(removed.unneeded);
-    assert_eq!(tlsf.low_water(), 0, "never more than is free");
+    // The five pending chunks serve what needed four.
+    let removed = tlsf.remove_idle(|range| range.stamp == 0);
+    assert_eq!((removed.unneeded, tlsf.low_water()), (3 * CHUNK, CHUNK));
     tlsf.raise_low_water(removed.unneeded);
     removed.ranges.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
     assert_eq!(tlsf.low_water(), 4 * CHUNK);
+    let removed = tlsf.remove_idle(|_| true);
+    assert_eq!((removed.ranges.len(), removed.unneeded, tlsf.low_water()), (2, 4 * CHUNK, 0));
+    tlsf.raise_low_water(removed.unneeded);
+    assert_eq!(tlsf.low_water(), 0, "never more than is free");
 }
 
 #[test]
