@@ -325,17 +325,16 @@ class Graphs(OnStreams):
         self.give(again)
 
     def test_no_wait_for_the_device_is_made_while_a_capture_is_announced(self):
-        buffer = runtime.empty([4096])
-        self.assertTrue(buffer.__cuda_array_interface__)
         lent = runtime.empty([4096])
+        numba = _native.Allocator(0)
+        address = numba.malloc(4096, None)
         begin_pool(0, 18, 0, None)
         try:
             held = runtime.bytes_outstanding
             for wait in (runtime.synchronize, lambda: lent.__dlpack__(stream=-1)):
                 with self.assertRaisesRegex(Exception, "PyTorch captures a CUDA graph on device 0.*wait after the capture"):
                     wait()
-            # Its last use is on a stream that nobody knows.
-            del buffer
+            numba.free(address, None)
             reset()
             self.assertEqual(runtime.bytes_outstanding, held, "freed without a wait")
             with self.assertRaisesRegex(Exception, "PyTorch captures"):

@@ -4,13 +4,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
 
-use crate::support::TAG;
+use crate::support::{TAG, patient};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    AllocTag, DeviceBlock, DeviceMemoryResource, GlobalDeviceBudget, OomPolicy, PoolConfig,
-    PoolResource, PoolSegments, ResourceError, ResourceResult, StreamId, StreamLease, StreamPool,
+    AllocTag, DeviceBlock, DeviceMemoryResource, GlobalDeviceBudget, PoolConfig, PoolResource,
+    PoolSegments, ResourceError, ResourceResult, StreamId, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::{Call, Fault};
 use xlog_testing::{for_each_sim, threads};
@@ -51,8 +50,7 @@ fn each_budget(
             config.reuse.insert_waits = insert_waits;
             let (streams, pool) = pool(device, config);
             // Long enough for the work of a busy machine; what can only be refused is refused at once.
-            let patient = OomPolicy::default().with_deadline(Duration::from_secs(600));
-            let budget = GlobalDeviceBudget::over(pool.unwrap(), 64 * MIB).with_policy(patient);
+            let budget = GlobalDeviceBudget::over(pool.unwrap(), 64 * MIB).with_policy(patient());
             body(&budget, leases(&streams));
         }
     }

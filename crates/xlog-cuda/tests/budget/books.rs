@@ -7,12 +7,11 @@
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use crate::support::{Counting, TAG};
+use crate::support::{Counting, TAG, patient};
 use xlog_base::Random;
 use xlog_cuda::device_runtime::{
-    DeviceMemoryResource, GlobalDeviceBudget, OomPolicy, ResourceError, StreamId,
+    DeviceMemoryResource, GlobalDeviceBudget, ResourceError, StreamId,
 };
 
 const LIMIT: usize = 8_000;
@@ -35,8 +34,7 @@ fn run(threads: usize, operations: usize, placed: bool, retire: bool, seed: u64)
         state.retire = retire.then_some(xlog_cuda::device_runtime::BlockState::Retired);
     });
     // After a deadline, operations in flight count as used: it must not pass because a machine is busy.
-    let policy = OomPolicy::default().with_deadline(Duration::from_secs(600));
-    let budget = GlobalDeviceBudget::over(inner.clone(), LIMIT).with_policy(policy);
+    let budget = GlobalDeviceBudget::over(inner.clone(), LIMIT).with_policy(patient());
     let counts = Counts {
         requests: AtomicUsize::new(0),
         refused: AtomicUsize::new(0),

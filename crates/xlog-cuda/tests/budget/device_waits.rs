@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{Budget, Counting, TAG, allocate, budget};
+use crate::support::{Budget, Counting, TAG, allocate, budget, patient};
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     BlockState, DeviceMemoryResource, GlobalDeviceBudget, OomPolicy, PoolConfig, PoolResource,
@@ -17,10 +17,6 @@ use xlog_testing::{for_each_device, for_each_sim, threads};
 
 /// Longer than any honest call on a loaded machine.
 const LONG: Duration = Duration::from_secs(240);
-
-fn patient() -> OomPolicy {
-    OomPolicy::default().with_deadline(LONG)
-}
 
 /// Whenever the budget asks the resource below on behalf of a request that does not fit, another thread allocates to the end.
 #[test]

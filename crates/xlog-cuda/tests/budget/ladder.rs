@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::support::{TAG, allocate, budget, refusal};
+use crate::support::{TAG, allocate, budget, patient, refusal};
 use xlog_cuda::device_runtime::{
     AllocTag, AsyncCudaResource, BlockState, DeviceMemoryResource, GlobalDeviceBudget, OomCause,
     OomPolicy, OomReport, OtherUse, ResourceError, StreamId, StreamPool,
@@ -19,7 +19,7 @@ fn churn_of_a_hundred_limits_without_a_reap_never_fails() {
     for_each_device(|device| {
         let pool = Arc::new(StreamPool::with_defaults(device.clone()));
         let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
-        let budget = GlobalDeviceBudget::over(inner, LIMIT);
+        let budget = GlobalDeviceBudget::over(inner, LIMIT).with_policy(patient());
         let streams = [pool.lease().unwrap(), pool.lease().unwrap()];
         let sizes = [LIMIT, LIMIT / 2, LIMIT / 3, LIMIT / 7, 4096];
         let mut moved = 0;
@@ -44,7 +44,7 @@ fn threads_that_keep_to_their_share_are_never_refused() {
     for_each_device(|device| {
         let pool = Arc::new(StreamPool::with_defaults(device.clone()));
         let inner = AsyncCudaResource::new(device.clone(), device.ordinal(), pool.clone());
-        let budget = GlobalDeviceBudget::over(inner, 4 * SHARE);
+        let budget = GlobalDeviceBudget::over(inner, 4 * SHARE).with_policy(patient());
         let streams: Vec<_> = (0..4).map(|_| pool.lease().unwrap()).collect();
         let body = |thread: usize| {
             let (budget, stream) = (&budget, &streams[thread]);

@@ -6,11 +6,12 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use xlog_base::Random;
 use xlog_cuda::device_runtime::{
     AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, FreeSpace, Generation,
-    GlobalDeviceBudget, ResourceError, ResourceResult, StreamId,
+    GlobalDeviceBudget, OomPolicy, ResourceError, ResourceResult, StreamId,
 };
 
 pub(crate) const TAG: AllocTag = AllocTag("rows");
@@ -265,6 +266,11 @@ impl DeviceMemoryResource for Counting {
 pub(crate) type Budget = GlobalDeviceBudget<Arc<Counting>>;
 
 /// A budget over a counting resource.
+/// Waits for the device however slow the machine is.
+pub(crate) fn patient() -> OomPolicy {
+    OomPolicy::default().with_deadline(Duration::from_secs(600))
+}
+
 pub(crate) fn budget(limit: usize) -> (Budget, Arc<Counting>) {
     let inner = Counting::new(true);
     (GlobalDeviceBudget::over(inner.clone(), limit), inner)
