@@ -470,6 +470,8 @@ impl CaptureScope<'_> {
     /// Makes every launch follow the work queued so far on a stream outside. A captured stream itself cannot wait for it.
     pub fn follow(&self, stream: StreamId) -> Result<()> {
         let outside = self.open.members.resolve(stream)?;
+        // No capture of the stream begins between the check and the record.
+        let _entered = outside.raw().enter_call();
         check_not_captured("CaptureScope::follow", stream, outside.raw())?;
         match &mut *self.open.followed.lock() {
             Some(followed) => Ok(followed.add(outside.raw().handle())?),
@@ -504,6 +506,7 @@ impl JoinedCapture {
     /// Makes every launch follow the work queued so far on a stream outside, as [`CaptureScope::follow`].
     pub fn follow(&mut self, stream: StreamId) -> Result<()> {
         let outside = self.members.resolve(stream)?;
+        let _entered = outside.raw().enter_call();
         check_not_captured("JoinedCapture::follow", stream, outside.raw())?;
         Ok(self.followed.add(outside.raw().handle())?)
     }

@@ -69,7 +69,7 @@ pub struct ResourceStatistics {
     pub allocations: u64,
     /// Blocks freed so far.
     pub deallocations: u64,
-    /// Events recorded to order streams.
+    /// Events recorded to order streams. Those that only show the host what has completed are not counted.
     pub events_recorded: u64,
     /// Waits queued on streams.
     pub waits_inserted: u64,
