@@ -115,10 +115,9 @@ impl DeviceStream {
     /// # Safety
     /// As for [`DeviceStream::memset`], with the range of `src.len()` bytes at `dst`.
     pub unsafe fn copy_htod(&self, dst: u64, src: &[u8]) -> Result<()> {
-        self.refuse_capture("copy_htod")?;
         // SAFETY: the caller promises that the range is live when the work runs.
-        unsafe { self.driver().copy_htod(dst, src, self.raw.handle())? };
-        Ok(())
+        let copy = |raw: &RawStream| unsafe { raw.driver().copy_htod(dst, src, raw.handle()) };
+        self.host_access("copy_htod", copy)
     }
 
     /// Queues a copy to the host and waits for the bytes. After an error `dst` is unspecified.
@@ -126,10 +125,9 @@ impl DeviceStream {
     /// # Safety
     /// As for [`DeviceStream::memset`], with the range of `dst.len()` bytes at `src`.
     pub unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64) -> Result<()> {
-        self.refuse_capture("copy_dtoh")?;
         // SAFETY: the caller promises that the range is live when the work runs.
-        unsafe { self.driver().copy_dtoh(dst, src, self.raw.handle())? };
-        Ok(())
+        let copy = |raw: &RawStream| unsafe { raw.driver().copy_dtoh(dst, src, raw.handle()) };
+        self.host_access("copy_dtoh", copy)
     }
 
     /// Queues a copy inside the device. The ranges must not overlap.
@@ -147,14 +145,12 @@ impl DeviceStream {
     /// It must not call the driver, and so must not own the last handle of a stream or device. It may release a [`Gate`]. A
     /// panic in it is swallowed.
     pub fn host_fn(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.refuse_capture("host_fn")?;
-        Ok(self.driver().host_fn(self.raw.handle(), Box::new(work))?)
+        self.host_access("host_fn", |raw| raw.driver().host_fn(raw.handle(), Box::new(work)))
     }
 
     /// Holds the stream: work queued after this call runs only once the gate is released or dropped.
     pub fn hold(&self) -> Result<Gate> {
-        self.refuse_capture("hold")?;
-        Ok(self.driver().hold(self.raw.handle())?)
+        self.host_access("hold", |raw| raw.driver().hold(raw.handle()))
     }
 
     /// Waits until all work queued on this stream has completed. On the thread that uses the stream, later uses then need no wait
@@ -212,7 +208,7 @@ impl DeviceStream {
         self.host_access(call, |raw| raw.check_not_capturing(call))
     }
 
-    /// Waits for the stream or queries it; refuses a stream under capture, because the call would break the capture.
+    /// Makes a call that needs the host; the driver refuses it while the stream is being captured.
     pub(super) fn host_access<T>(
         &self,
         call: &'static str,

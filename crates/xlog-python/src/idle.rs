@@ -13,17 +13,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{ResourceError, XlogDeviceRuntime};
+use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{Result, XlogError};
 
-/// The maximum number of devices of a process.
-pub(crate) const DEVICES: usize = 16;
+/// The captures that PyTorch has begun on GPUs and not ended.
+static ON_GPUS: AtomicUsize = AtomicUsize::new(0);
+/// The same on simulated devices.
+static SIMULATED: AtomicUsize = AtomicUsize::new(0);
 
-/// The captures that a framework has begun on each device and not ended.
-static CAPTURES: [AtomicUsize; DEVICES] = [const { AtomicUsize::new(0) }; DEVICES];
-
-/// Returns the number of announced captures of a device.
+/// Returns the number of announced captures on devices of this kind.
 pub(crate) fn open_captures(runtime: &XlogDeviceRuntime) -> &'static AtomicUsize {
-    &CAPTURES[runtime.device().ordinal() as usize % DEVICES]
+    match runtime.device().properties().kind {
+        DeviceKind::Cuda => &ON_GPUS,
+        _ => &SIMULATED,
+    }
 }
 
 /// The caller of a wait.
@@ -52,10 +55,9 @@ impl By {
     /// Waits until everything queued on the device has completed, and frees the parked memory. Refused during a capture.
     pub(crate) fn wait(self, runtime: &Arc<XlogDeviceRuntime>) -> Result<()> {
         if open_captures(runtime).load(Ordering::Acquire) > 0 {
-            return Err(ResourceError::StreamMisuse(format!(
-                "PyTorch captures a CUDA graph on device {}, and a wait for the device would break it; wait after the capture",
-                runtime.device().ordinal(),
-            ))
+            return Err(ResourceError::StreamMisuse(
+                "PyTorch captures a CUDA graph, and a wait for the device would break it; wait after the capture".to_owned(),
+            )
             .into());
         }
         let parked: Vec<_> =

@@ -10,7 +10,7 @@ import unittest
 from shared_sim import LIMIT, runtime
 
 import xlogmem
-from xlogmem import _native
+from xlogmem import _captures, _native
 
 LIBRARY = ctypes.CDLL(_native.__file__)
 VOID, SIZE, INT, ID = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_uint64
@@ -332,7 +332,7 @@ class Graphs(OnStreams):
         try:
             held = runtime.bytes_outstanding
             for wait in (runtime.synchronize, lambda: lent.__dlpack__(stream=-1)):
-                with self.assertRaisesRegex(Exception, "PyTorch captures a CUDA graph on device 0.*wait after the capture"):
+                with self.assertRaisesRegex(Exception, "PyTorch captures a CUDA graph.*wait after the capture"):
                     wait()
             numba.free(address, None)
             reset()
@@ -344,6 +344,39 @@ class Graphs(OnStreams):
         runtime.synchronize()
         self.assertEqual(runtime.bytes_outstanding, held - 4096)
         release_pool(0, 18, 0)
+
+    def test_a_capture_that_pytorch_abandons_is_not_announced_for_ever(self):
+        class Graph:
+            def capture_begin(self, fails=False):
+                begin_pool(0, 19, 0, None)
+                if fails:
+                    raise RuntimeError("the driver refuses")
+
+            def capture_end(self, fails=False):
+                if fails:
+                    raise RuntimeError("the capture was broken")
+                end_pool(0, 19, 0)
+
+        _captures.patch(Graph)
+        held, graph = outstanding(), Graph()
+        graph.capture_begin()
+        with self.assertRaisesRegex(RuntimeError, "refuses"):
+            Graph().capture_begin(fails=True)
+        self.assertEqual(_native.torch_captures(), 1, "the outer one is still open")
+        runtime._set_capturing(self.one, True)
+        address = self.take(4096)
+        runtime._set_capturing(self.one, False)
+        with self.assertRaisesRegex(RuntimeError, "broken"):
+            graph.capture_end(fails=True)
+        self.assertEqual(_native.torch_captures(), 0)
+        self.give(address)
+        runtime.synchronize()
+        self.assertEqual(outstanding(), held, "its graph will never be destroyed")
+        with_end = Graph()
+        with_end.capture_begin()
+        with_end.capture_end()
+        self.assertEqual(_native.torch_captures(), 0)
+        release_pool(0, 19, 0)
 
     def test_the_limit_counts_memory_of_graphs(self):
         with self.capture(pool=13):

@@ -14,7 +14,7 @@ use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceSlice, DriverErr
 
 use super::CudarcStream;
 use crate::device_runtime::{Access, ResourceError, ResourceResult};
-use crate::{DeviceRepr, TrackedCudaSlice};
+use crate::{DeviceRepr, TrackedCudaSlice, XlogError};
 
 /// An open read of a buffer on a stream, until this is dropped.
 #[must_use = "dropping the view closes its use at once"]
@@ -82,9 +82,14 @@ impl<'a> Opened<'a> {
         }
         if user.join(ours).is_err() {
             // Without an event the host waits, without harm to captures; cudarc stores the error for the next fallible call.
-            let waited = self.stream.stream().synchronize();
-            let refused = |_| DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-            user.context().record_err(waited.map_err(refused));
+            match self.stream.stream().synchronize() {
+                Ok(()) => {}
+                Err(XlogError::Resource(ResourceError::Capture(_))) => {
+                    let refused = CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+                    user.context().record_err::<()>(Err(DriverError(refused)));
+                }
+                Err(_) => user.context().record_err(ours.synchronize()),
+            }
         }
         (self.ptr, SyncOnDrop::sync_stream(user))
     }

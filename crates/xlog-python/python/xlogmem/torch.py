@@ -10,7 +10,7 @@ import warnings as _warnings
 
 import torch as _torch
 
-from . import _native
+from . import _captures, _native
 from ._native import TORCH_GLOBAL as _GLOBAL
 
 # PyTorch calls the functions of an allocator until the process ends, also after its Python object is gone.
@@ -143,6 +143,7 @@ def _patch():
     for name, function in _PATCHES.items():
         if hasattr(_torch._C, name):
             setattr(_torch._C, name, function)
+    _captures.patch(_torch.cuda.CUDAGraph)
     # cuDNN's benchmark mode asks for the largest cached block, which fails for every plugged allocator.
     _torch.backends.cudnn.benchmark = False
     switch = vars(type(_torch.backends.cudnn)).get("benchmark")

@@ -25,9 +25,11 @@ use xlog_cuda::{Result, StreamId};
 use super::counters::Counters;
 use super::graph_memory::{GraphMemory, UNIT};
 use crate::foreign;
-use crate::idle::{By, DEVICES, open_captures};
+use crate::idle::{By, open_captures};
 use crate::scope::current_tag;
 
+/// The maximum number of devices of a process.
+pub(super) const DEVICES: usize = 16;
 const SHARDS: usize = 64;
 
 /// PyTorch's id of a graph pool.
@@ -80,7 +82,7 @@ pub(super) struct Device {
     streams: RwLock<IntMap<usize, StreamId>>,
     graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
     captures: Mutex<Vec<OpenCapture>>,
-    /// The number of `captures`, for all waits for the device.
+    /// The number of all announced captures.
     capturing: &'static AtomicUsize,
     /// Blocks whose free waits for the end of a capture.
     deferred: Mutex<Vec<Entry>>,
@@ -246,19 +248,39 @@ impl Device {
         self.graphs.lock().entry(pool).or_default().uses += 1;
         let mut captures = self.captures.lock();
         captures.push(OpenCapture { pool, thread: thread::current().id() });
-        self.capturing.store(captures.len(), Ordering::Release);
+        self.capturing.fetch_add(1, Ordering::AcqRel);
     }
 
     pub(super) fn end_capture(&self, pool: GraphPoolId) {
         let mut captures = self.captures.lock();
         if let Some(at) = captures.iter().rposition(|capture| capture.pool == pool) {
             captures.remove(at);
+            self.capturing.fetch_sub(1, Ordering::AcqRel);
         }
-        self.capturing.store(captures.len(), Ordering::Release);
         drop(captures);
         if let Some(memory) = self.graphs.lock().get_mut(&pool) {
             memory.end_capture();
         }
+    }
+
+    pub(super) fn captures_of_this_thread(&self) -> usize {
+        let this = thread::current().id();
+        self.captures.lock().iter().filter(|capture| capture.thread == this).count()
+    }
+
+    /// Ends up to `maximum` of this thread's captures, which PyTorch has abandoned: the last ones, with their graphs. Returns how many.
+    pub(super) fn abandon_captures(&self, maximum: usize) -> usize {
+        let this = thread::current().id();
+        let abandoned: Vec<_> = {
+            let captures = self.captures.lock();
+            let own = captures.iter().rev().filter(|capture| capture.thread == this);
+            own.take(maximum).map(|capture| capture.pool).collect()
+        };
+        for pool in &abandoned {
+            self.end_capture(*pool);
+            self.release_pool(*pool);
+        }
+        abandoned.len()
     }
 
     /// Records that PyTorch has destroyed a graph of a pool.

@@ -25,12 +25,12 @@ use xlog_base::{Mutex, size_text};
 use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
 use xlog_cuda::{Result, XlogError};
 
-use self::allocator::{Addresses, Device, GraphPoolId};
+use self::allocator::{Addresses, DEVICES, Device, GraphPoolId};
 use self::segments::Segments;
 use self::throw::{Kind, Ready, Thrower};
 use crate::config::apply;
 use crate::errors::exception;
-use crate::idle::{self, DEVICES};
+use crate::idle;
 use crate::runtime::Runtime;
 use crate::value::object;
 
@@ -365,6 +365,22 @@ fn torch_reset_totals(pool: usize, device: c_int) -> PyResult<()> {
     with_counters(pool, device, counters::Counters::reset_totals).map(drop)
 }
 
+/// Returns the captures that this thread has announced and not ended.
+#[pyfunction]
+fn torch_captures() -> usize {
+    TORCH.devices.iter().filter_map(OnceLock::get).map(Device::captures_of_this_thread).sum()
+}
+
+/// Ends this thread's captures beyond the first `keep`: PyTorch has abandoned them.
+#[pyfunction]
+fn torch_abandon_captures(py: Python<'_>, keep: usize) {
+    let over = torch_captures().saturating_sub(keep);
+    py.detach(|| {
+        let devices = TORCH.devices.iter().rev().filter_map(OnceLock::get);
+        devices.fold(over, |over, device| over - device.abandon_captures(over));
+    });
+}
+
 fn with_counters<T>(
     pool: usize,
     device: c_int,
@@ -404,6 +420,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_statistics, module)?)?;
     module.add_function(wrap_pyfunction!(torch_reset_peaks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_reset_totals, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_captures, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_abandon_captures, module)?)?;
     module.add_function(wrap_pyfunction!(torch_last_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool_runtime, module)?)
 }

@@ -45,7 +45,7 @@ impl Chunks {
         let mut whole =
             |range: &Range| (bytes_of(range.ptr) == Some(range.bytes)).then_some(*range);
         let idle = self.free.remove_if(0, &mut whole);
-        idle.iter().filter_map(|range| self.chunks.remove(&range.ptr)).collect()
+        idle.ranges.iter().filter_map(|range| self.chunks.remove(&range.ptr)).collect()
     }
 
     /// Returns the host address of a device address.

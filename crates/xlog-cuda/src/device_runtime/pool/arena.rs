@@ -466,12 +466,12 @@ impl Arenas {
         tracker.table.free_slots(slots);
     }
 
-    /// Removes all free ranges without pending work, for no request.
+    /// Removes all free ranges without pending work.
     pub(super) fn remove_idle(&self, tracker: &Tracker) -> Removed {
         let mut all = Removed::default();
         for (_, arena, stream) in self.with_streams(tracker) {
-            let removed =
-                arena.with(|arena| arena.tlsf.remove_idle(|range| is_idle(range, stream)));
+            let leave = &mut |range: &Range| is_idle(range, stream).then_some(*range);
+            let removed = arena.with(|arena| arena.tlsf.remove_if(0, leave));
             all.ranges.extend(removed.ranges);
             all.unneeded += removed.unneeded;
         }

@@ -9,7 +9,7 @@
 //! | only from magazines | the same without the magazines |
 //! | others | the low water of all checks, if it is at least 1/[`MIN_UNNEEDED`] of the pool |
 //!
-//! A busy pool therefore keeps what it needs at its peaks, and a quiet one returns its memory. Memory whose work is pending stays, and
+//! A busy pool therefore keeps what all its streams together need at their peaks, and a quiet one returns its memory. Memory whose work is pending stays, and
 //! counts as needed before idle memory of the same arena does.
 
 use std::collections::VecDeque;
@@ -136,11 +136,13 @@ impl PoolResource {
             self.restart_low_waters();
             return Ok(0);
         };
-        // What was not needed goes back.
-        demand.low_waters.clear();
         drop(demand);
         let returned = self.trim_by(trim);
         self.restart_low_waters();
+        if !matches!(returned, Ok(0)) {
+            // What was not needed has gone.
+            self.demand.lock().low_waters.clear();
+        }
         returned
     }
 

@@ -287,12 +287,16 @@ impl SlowPath<'_> {
             let ptr = span.ptr.max(range.ptr);
             Some(Range { ptr, bytes: span.end().min(end) - ptr, stamp: range.stamp })
         };
-        let mut removed: Vec<OwnedRange> = Vec::new();
+        let mut all: Vec<OwnedRange> = Vec::new();
+        let mut unneeded = 0;
         for parts in found.chunk_by(|one, other| one.slot == other.slot) {
             let Some(minimum) = parts.iter().map(|part| part.range.bytes).min() else { continue };
             let Some(slot) = parts.first().and_then(|part| part.slot) else {
-                let ranges = pool.reserve.remove_if(minimum, &mut |range| part_of(range));
-                removed.extend(ranges.into_iter().map(|range| OwnedRange { range, slot: None }));
+                let removed = pool.reserve.remove_if(minimum, &mut |range| part_of(range));
+                unneeded += removed.unneeded;
+                all.extend(
+                    removed.ranges.into_iter().map(|range| OwnedRange { range, slot: None }),
+                );
                 continue;
             };
             let (Some(arena), Some(stream)) =
@@ -303,15 +307,18 @@ impl SlowPath<'_> {
             if !parts.iter().any(|part| part_of(&part.range).is_some()) {
                 continue;
             }
-            let ranges = arena.with(|arena| {
+            let removed = arena.with(|arena| {
                 let may_leave = |range: &Range| slot == own || is_idle(range, stream);
                 let leave = &mut |range: &Range| part_of(range).filter(|_| may_leave(range));
                 arena.tlsf.remove_if(minimum, leave)
             });
             let slot = Some(slot);
-            removed.extend(ranges.into_iter().map(|range| OwnedRange { range, slot }));
+            unneeded += removed.unneeded;
+            all.extend(removed.ranges.into_iter().map(|range| OwnedRange { range, slot }));
         }
-        self.by_completion(removed.into_iter())
+        let mut free = self.by_completion(all.into_iter());
+        free.idle.unneeded = unneeded;
+        free
     }
 }
 

@@ -128,7 +128,7 @@ impl Reserve {
         &self,
         minimum: u64,
         leave: &mut dyn FnMut(&Range) -> Option<Range>,
-    ) -> Vec<Range> {
+    ) -> Removed {
         self.shared_free.lock().remove_if(minimum, leave)
     }
 
@@ -138,13 +138,8 @@ impl Reserve {
     }
 
     /// Removes all ranges of at least `minimum` bytes from the shared free list.
-    pub(super) fn remove(&self, minimum: u64) -> Vec<Range> {
+    pub(super) fn remove(&self, minimum: u64) -> Removed {
         self.shared_free.lock().remove_if(minimum, &mut |range| Some(*range))
-    }
-
-    /// Removes the whole shared free list, for no request.
-    pub(super) fn remove_all(&self) -> Removed {
-        self.shared_free.lock().remove_idle(|_| true)
     }
 
     /// Inserts `idle`, without the parts in `gone`, into the shared free list.

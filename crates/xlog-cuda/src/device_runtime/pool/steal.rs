@@ -142,12 +142,14 @@ impl SlowPath<'_> {
         let (pool, owner) = (self.pool, self.owner);
         let _growing = pool.reserve.growing();
         let minimum = (self.size / 32).max(MIN_COALESCED);
-        let shared_free = pool.reserve.remove(minimum).into_iter();
+        let shared_free = pool.reserve.remove(minimum).ranges.into_iter();
         let mut parts: Vec<OwnedRange> =
             shared_free.map(|range| OwnedRange { range, slot: None }).collect();
         pool.arenas.scan(|slot, arena| {
-            let ranges = arena.tlsf.remove_if(minimum, &mut |range| Some(*range)).into_iter();
-            parts.extend(ranges.map(|range| OwnedRange { range, slot: Some(slot) }));
+            let removed = arena.tlsf.remove_if(minimum, &mut |range| Some(*range));
+            parts.extend(
+                removed.ranges.into_iter().map(|range| OwnedRange { range, slot: Some(slot) }),
+            );
         });
         parts.sort_unstable_by_key(|part| part.range.ptr);
         let mut left = Vec::new();

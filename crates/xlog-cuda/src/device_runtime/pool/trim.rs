@@ -124,7 +124,7 @@ impl PoolResource {
     /// Removes all free ranges without pending work from all arenas and the shared free list, coalesced by address. The
     /// caller holds the growth lock.
     pub(super) fn remove_idle(&self) -> IdleMemory {
-        let removed = [self.arenas.remove_idle(&self.tracker), self.reserve.remove_all()];
+        let removed = [self.arenas.remove_idle(&self.tracker), self.reserve.remove(0)];
         let unneeded = removed.iter().map(|removed| removed.unneeded).sum();
         let spans = removed.into_iter().flat_map(|removed| removed.ranges).map(Span::from);
         IdleMemory { spans: coalesce(spans.collect()), unneeded }

@@ -11,7 +11,7 @@ use xlog_cuda::device_runtime::{
     Access, AllocTag, BlockId, CaptureError, CaptureOptions, LedgerSetting, ResourceError,
     RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
-use xlog_cuda::{LaunchRecorder, Result, XlogError};
+use xlog_cuda::{LaunchRecorder, XlogError};
 use xlog_testing::for_each_device;
 
 #[test]

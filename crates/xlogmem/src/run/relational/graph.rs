@@ -150,7 +150,9 @@ impl GraphReport {
         self.measure_fixed(&mut kernels, &first)?;
         self.measure_exact(&exact, &first[..1])?;
         let fitting = RESULT_BYTES_PER_TURN / (result_bytes * sessions.len()).max(1);
-        let turn = sessions.len() * fitting.clamp(1, RUNS_PER_TURN);
+        // At least two turns, so that each form is first once.
+        let half = (self.repeat as usize).div_ceil(2).div_ceil(sessions.len());
+        let turn = sessions.len() * fitting.min(half).clamp(1, RUNS_PER_TURN);
         let works = |runs: std::ops::RangeInclusive<u32>| -> Vec<_> {
             runs.map(|run| self.work(run)).collect()
         };

@@ -59,7 +59,7 @@ pub(crate) struct Range {
     pub(crate) stamp: u64,
 }
 
-/// Free memory that was removed for no request.
+/// Free memory that was removed.
 #[derive(Debug, Default)]
 pub(crate) struct Removed {
     pub(crate) ranges: Vec<Range>,
@@ -131,7 +131,7 @@ impl Tlsf {
     pub(crate) fn coalesce_chunks(&mut self) {
         let low_water = self.low_water;
         let chunks = self.remove_if(CHUNK, &mut |range| (range.bytes == CHUNK).then_some(*range));
-        chunks.into_iter().for_each(|chunk| {
+        chunks.ranges.into_iter().for_each(|chunk| {
             self.insert_span(chunk, true);
         });
         self.low_water = low_water;

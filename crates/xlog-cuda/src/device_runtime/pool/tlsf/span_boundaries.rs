@@ -90,13 +90,14 @@ impl Tlsf {
     }
 
     /// Removes parts of free ranges of at least `min` bytes: `leave` gets a range and returns a part of it in whole units. The
-    /// rest stays free, and `leave` gets it again if it has `min` bytes.
+    /// rest stays free, and `leave` gets it again if it has `min` bytes. What no request needed leaves first.
     pub(crate) fn remove_if(
         &mut self,
         min: u64,
         leave: &mut dyn FnMut(&Range) -> Option<Range>,
-    ) -> Vec<Range> {
-        let mut left = Vec::new();
+    ) -> Removed {
+        let (low_water, free) = (self.low_water(), self.free_bytes);
+        let mut ranges = Vec::new();
         let mut shown = self.ids_from(min);
         while let Some(id) = shown.pop() {
             let range = self.nodes.at(id).range();
@@ -120,16 +121,8 @@ impl Tlsf {
             }
             self.bytes -= taken.bytes;
             self.cut(taken.node as Id);
-            left.push(Range { ptr: part.ptr, bytes: part.bytes, stamp });
+            ranges.push(Range { ptr: part.ptr, bytes: part.bytes, stamp });
         }
-        self.low_water = self.low_water.min(self.free_bytes);
-        left
-    }
-
-    /// Removes the free ranges that are `idle`, although no request needs them. What no request needed leaves first.
-    pub(crate) fn remove_idle(&mut self, idle: impl Fn(&Range) -> bool) -> Removed {
-        let (low_water, free) = (self.low_water(), self.free_bytes);
-        let ranges = self.remove_if(0, &mut |range| idle(range).then_some(*range));
         let unneeded = low_water.min(free - self.free_bytes);
         self.low_water = low_water - unneeded;
         Removed { ranges, unneeded }

@@ -87,7 +87,7 @@ fn the_low_water_is_what_no_request_needed_since_its_restart() {
     assert_eq!(tlsf.low_water(), 8 * CHUNK);
     // Memory that left for another stream was needed.
     let removed = tlsf.remove_if(0, &mut |range| Some(*range));
-    removed.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
+    removed.ranges.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
     assert_eq!(tlsf.low_water(), 0);
 }
 
@@ -116,12 +116,12 @@ fn what_no_request_needed_leaves_first_and_arrives_as_such() {
     tlsf.free(needed.node, 7);
     assert_eq!(tlsf.low_water(), 4 * CHUNK);
     // The five pending chunks serve what needed four.
-    let removed = tlsf.remove_idle(|range| range.stamp == 0);
+    let removed = tlsf.remove_if(0, &mut |range| (range.stamp == 0).then_some(*range));
     assert_eq!((removed.unneeded, tlsf.low_water()), (3 * CHUNK, CHUNK));
     tlsf.raise_low_water(removed.unneeded);
     removed.ranges.into_iter().for_each(|range| assert!(tlsf.insert_span(range, true)));
     assert_eq!(tlsf.low_water(), 4 * CHUNK);
-    let removed = tlsf.remove_idle(|_| true);
+    let removed = tlsf.remove_if(0, &mut |range| Some(*range));
     assert_eq!((removed.ranges.len(), removed.unneeded, tlsf.low_water()), (2, 4 * CHUNK, 0));
     tlsf.raise_low_water(removed.unneeded);
     assert_eq!(tlsf.low_water(), 0, "never more than is free");
@@ -248,7 +248,7 @@ fn a_part_that_is_not_in_its_range_does_not_leave() {
         (BASE, u64::MAX - 255),
         (u64::MAX - 255, UNIT),
     ] {
-        let left = tlsf.remove_if(0, &mut |_| Some(Range { ptr, bytes, stamp: 0 }));
+        let left = tlsf.remove_if(0, &mut |_| Some(Range { ptr, bytes, stamp: 0 })).ranges;
         assert_eq!(left, [], "{ptr:#x}+{bytes}");
     }
     assert_eq!(only(&tlsf).bytes, 16 * UNIT);
@@ -259,10 +259,11 @@ fn every_aligned_part_of_a_range_leaves_in_one_call() {
     const HANDLE: u64 = 16 * UNIT;
     let mut tlsf = Tlsf::default();
     assert!(tlsf.insert_span(Range { ptr: BASE + UNIT, bytes: 4 * HANDLE, stamp: 3 }, true));
-    let mut left = tlsf.remove_if(HANDLE, &mut |range| {
+    let removed = tlsf.remove_if(HANDLE, &mut |range| {
         let ptr = range.ptr.next_multiple_of(HANDLE);
         (ptr + HANDLE <= range.ptr + range.bytes).then_some(Range { ptr, bytes: HANDLE, stamp: 0 })
     });
+    let mut left = removed.ranges;
     left.sort_by_key(|range| range.ptr);
     let whole: Vec<_> =
         (1..4).map(|at| Range { ptr: BASE + at * HANDLE, bytes: HANDLE, stamp: 3 }).collect();

@@ -118,8 +118,8 @@ fn program(seed: u64) {
     let mut random = Random::new(seed);
     let (mut tlsf, mut model) = (Tlsf::default(), Model::default());
     let mut top = BASE + random.below(8) as u64 * UNIT;
-    let mut stamp = 0;
-    for _ in 0..20 + random.below(80) {
+    let (mut stamp, mut lowest) = (0, 0);
+    for step in 0..20 + random.below(80) {
         match random.below(16) {
             // Inserts memory: at the top, after a gap, or where it was removed.
             0 | 1 => {
@@ -197,7 +197,7 @@ fn program(seed: u64) {
             14 => {
                 let min = UNIT * (random.next_u64() % 64);
                 let mut pick = random.clone();
-                let left = tlsf.remove_if(min, &mut |range| {
+                let removed = tlsf.remove_if(min, &mut |range| {
                     assert!(range.bytes >= min);
                     let units = range.bytes / UNIT;
                     let skip = pick.next_u64() % units;
@@ -206,7 +206,7 @@ fn program(seed: u64) {
                     (pick.below(2) == 0).then_some(part)
                 });
                 random.next_u64();
-                for range in left {
+                for range in removed.ranges {
                     assert_eq!(model.split_block(range.ptr, range.bytes), range.stamp);
                     model.walls.extend([range.ptr, range.ptr + range.bytes]);
                     model.outside.push(range);
@@ -220,6 +220,12 @@ fn program(seed: u64) {
             }
         }
         model.agrees(&tlsf);
+        lowest = lowest.min(tlsf.free_bytes());
+        assert!(tlsf.low_water() <= lowest, "{} of {lowest}", tlsf.low_water());
+        if step % 8 == 7 {
+            tlsf.restart_low_water();
+            lowest = tlsf.free_bytes();
+        }
     }
     audit(&tlsf);
     while let Some(taken) = model.live.pop() {
