@@ -260,6 +260,29 @@ def part_graph_modes_beside():
 
 
 @part
+def part_graph_abandoned():
+    torch, xlogmem = enabled()
+    value, runtime = torch.ones(1024, device="cuda"), xlogmem.shared(0)
+    torch.cuda.synchronize()
+    for _ in range(3):
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                # The host cannot read inside a capture.
+                (value * 2).sum().item()
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError("a read inside a capture should fail")
+        equal(xlogmem._native.torch_captures(), 0, "captures that are announced after the failure")
+        runtime.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        double = value * 2
+    graph.replay()
+    filled(double, 2, "a capture after three abandoned ones is wrong")
+
+
+@part
 def part_graph_training():
     torch, _ = enabled()
     model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).cuda()
