@@ -215,7 +215,7 @@ impl DeviceStream {
         ask: impl FnOnce(&RawStream) -> DriverResult<T>,
     ) -> Result<T> {
         ask(&self.raw).map_err(|error| match error {
-            DriverError::Invalid { call: refused, .. } if refused == call => {
+            DriverError::Invalid { .. } if self.raw.check_not_capturing(call).is_err() => {
                 ResourceError::from(CaptureError::HostAccess { call, stream: self.id() }).into()
             }
             other => other.into(),
