@@ -22,7 +22,7 @@ mod tests;
 mod watched;
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use self::account::Account;
 pub(crate) use config::SegmentConfig;
@@ -32,8 +32,7 @@ pub(crate) use plain::PlainSegments;
 pub(crate) use watched::WatchedSegments;
 
 use super::super::resource::{
-    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult,
-    SegmentWatcher, StreamId,
+    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
 };
 
 /// The unit of every address and size of a span.
@@ -124,8 +123,7 @@ pub(crate) struct Remap {
 
 /// Takes memory from a device for one pool, and returns it.
 ///
-/// Any thread may make any call at any time. No lock is held while the meter is charged. [`WatchedSegments`] forwards every
-/// method.
+/// Any thread may make any call at any time. No lock is held while the meter is charged.
 pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// The resource that the memory comes from; `None` if it comes from the device.
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
@@ -211,11 +209,6 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
     /// Reports all memory that is taken and returned to `meter`, beginning with the memory held now.
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.account().announce_to(meter)
-    }
-
-    /// Notifies `watcher` of segments, beginning with those held. Returns whether this kind supports watchers.
-    fn watch(&self, _watcher: &Weak<dyn SegmentWatcher>) -> bool {
-        false
     }
 
     /// Limits [`reserved`](Self::reserved) to `cap`, rounded up to the granularity.
