@@ -167,6 +167,16 @@ impl PoolConfig {
         with_growth(bytes: usize) { growth_bytes: bytes }
         /// Sets [`PoolConfig::eager_growth_bytes`]: 0 saves memory, `usize::MAX` saves time.
         with_eager_growth(bytes: usize) { eager_growth_bytes: bytes }
+        /// Sets [`PoolConfig::magazine_bytes`].
+        with_magazines(bytes: usize) { magazine_bytes: bytes }
+        /// Sets the reuse policy.
+        with_reuse(reuse: PoolReuse) { reuse: reuse }
+        /// Sets [`PoolConfig::event_policy`].
+        with_event_policy(event_policy: EventPolicy) { event_policy: event_policy }
+        /// Sets the kind of segments.
+        with_segments(segments: PoolSegments) { segments: segments }
+        /// Sets [`PoolConfig::sanitizer`].
+        with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
     }
 
     /// Returns free memory to the device after `idle`, down to `keep` bytes.
@@ -182,19 +192,6 @@ impl PoolConfig {
     pub fn without_decay(mut self) -> Self {
         self.idle_decay = None;
         self
-    }
-
-    xlog_base::setters! {
-        /// Sets [`PoolConfig::magazine_bytes`].
-        with_magazines(bytes: usize) { magazine_bytes: bytes }
-        /// Sets the reuse policy.
-        with_reuse(reuse: PoolReuse) { reuse: reuse }
-        /// Sets [`PoolConfig::event_policy`].
-        with_event_policy(event_policy: EventPolicy) { event_policy: event_policy }
-        /// Sets the kind of segments.
-        with_segments(segments: PoolSegments) { segments: segments }
-        /// Sets [`PoolConfig::sanitizer`].
-        with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
     }
 
     pub(super) fn check(&self) -> ResourceResult<()> {
