@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::device_runtime::ordering::EventPolicy;
-use crate::device_runtime::resource::{ResourceError, ResourceResult};
+use crate::device_runtime::resource::{MIN_ALIGN, ResourceError, ResourceResult};
 use crate::{Result, XlogError};
 
 const MIB: usize = 1 << 20;
@@ -198,12 +198,13 @@ impl PoolConfig {
         let refuse = |field: &str, value: usize, accepted: String| {
             Err(ResourceError::InvalidRequest { value: format!("{field} = {value}"), accepted })
         };
-        if self.maximum_bytes == 0 {
-            return refuse("maximum_bytes", 0, "at least 1 byte".to_owned());
-        }
         if self.initial_bytes > self.maximum_bytes {
             let accepted = format!("at most maximum_bytes, which is {}", self.maximum_bytes);
             return refuse("initial_bytes", self.initial_bytes, accepted);
+        }
+        if self.maximum_bytes < MIN_ALIGN {
+            let accepted = format!("at least {MIN_ALIGN} bytes");
+            return refuse("maximum_bytes", self.maximum_bytes, accepted);
         }
         if !(4096..=1 << 40).contains(&self.growth_bytes) || !self.growth_bytes.is_multiple_of(4096)
         {

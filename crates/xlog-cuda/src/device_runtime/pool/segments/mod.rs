@@ -13,7 +13,6 @@
 //! when it drops its segments stays allocated, since work may still run on it.
 
 mod account;
-mod config;
 mod inner;
 mod mapped;
 mod plain;
@@ -25,8 +24,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use self::account::Account;
-pub(crate) use config::SegmentConfig;
 pub(crate) use inner::InnerSegments;
+#[cfg(test)]
+use mapped::HandleConfig;
 pub(crate) use mapped::MappedSegments;
 pub(crate) use plain::PlainSegments;
 pub(crate) use watched::WatchedSegments;
@@ -124,7 +124,7 @@ pub(crate) struct Remap {
 /// Takes memory from a device for one pool, and returns it.
 ///
 /// Any thread may make any call at any time. No lock is held while the meter is charged.
-pub(crate) trait Segments: Send + Sync + fmt::Debug {
+pub(crate) trait Segments: Send + Sync {
     /// The resource that the memory comes from; `None` if it comes from the device.
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         None
@@ -239,20 +239,4 @@ fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     }
     let minimum = round_up(bytes, unit).filter(|&minimum| minimum <= total);
     minimum.ok_or_else(|| out_of_memory(bytes, format!("the device has {total} bytes in all")))
-}
-
-/// Attempts the generous size, then the minimum if memory is short.
-fn generously<T, S: PartialEq>(
-    generous: S,
-    minimum: S,
-    attempt: impl Fn(&S) -> ResourceResult<T>,
-) -> ResourceResult<T> {
-    match attempt(&generous) {
-        Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
-            if generous != minimum =>
-        {
-            attempt(&minimum)
-        }
-        outcome => outcome,
-    }
 }

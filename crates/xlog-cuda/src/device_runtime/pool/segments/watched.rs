@@ -4,7 +4,6 @@
 //! can order the return before a later segment at the same addresses.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
@@ -148,11 +147,5 @@ impl Deref for WatchedSegments {
 
     fn deref(&self) -> &Self::Target {
         &*self.inner
-    }
-}
-
-impl fmt::Debug for WatchedSegments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
     }
 }
