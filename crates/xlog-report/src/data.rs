@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use xlog_trace::{Leak, Usage};
 
 use crate::analysis::Analysis;
-use crate::block_data::BlockData;
+use crate::block_data::block_data;
 use crate::compare::compare;
 use crate::html::Blob;
 use crate::lifetimes::Histogram;
@@ -75,7 +75,7 @@ pub(crate) fn page_data(
         "leaks": summary.leaks.iter().take(ROWS).map(leak).collect::<Vec<_>>(),
         "leak_tags": leak_tags(analysis),
         "failed": analysis.failed,
-        "blocks": BlockData::new(analysis, blob),
+        "blocks": block_data(analysis, blob),
         // Null if the log has no segments.
         "reserved": reserved(analysis, blob),
         "other": other,
