@@ -92,7 +92,7 @@ pub(crate) fn threads_lose_no_byte(fixture: &Fixture) -> Result<(), Stop> {
                 let now = fixture.resource.bytes_outstanding();
                 ensure(now >= due, || format!("{now} bytes outstanding, {due} are kept"))?;
             }
-            Ok(fixture.resource.deallocate_batch(blocks)?)
+            fixture.free(blocks)
         }
     };
     let bodies = (0..4).map(|thread| Box::new(body(thread)) as Box<_>);

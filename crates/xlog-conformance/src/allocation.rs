@@ -74,7 +74,7 @@ pub(crate) fn blocks_do_not_overlap(fixture: &Fixture) -> Result<(), Stop> {
     for pair in ranges.windows(2) {
         ensure(pair[0].1 <= pair[1].0, || format!("two live blocks overlap: {pair:x?}"))?;
     }
-    Ok(fixture.resource.deallocate_batch(blocks)?)
+    fixture.free(blocks)
 }
 
 pub(crate) fn one_gibibyte(fixture: &Fixture) -> Result<(), Stop> {

@@ -166,6 +166,21 @@ impl Fixture {
         Ok(self.resource.allocate(bytes, stream, TAG)?)
     }
 
+    pub(crate) fn allocate_all(
+        &self,
+        sizes: &[usize],
+        stream: StreamId,
+    ) -> Result<Vec<DeviceBlock>, Stop> {
+        sizes.iter().map(|&bytes| self.allocate(bytes, stream)).collect()
+    }
+
+    pub(crate) fn free(&self, blocks: Vec<DeviceBlock>) -> Result<(), Stop> {
+        for block in blocks {
+            self.resource.deallocate(block)?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn outstanding(&self, due: usize, when: &str) -> Result<(), Stop> {
         let counted = self.resource.bytes_outstanding();
         ensure(counted == due, || format!("{counted} bytes outstanding {when}, {due} were due"))

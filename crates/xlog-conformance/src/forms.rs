@@ -1,4 +1,4 @@
-//! Allocations with an alignment, batches, and the counters.
+//! Allocations with an alignment, finishes of several uses, and the counters.
 use xlog_cuda::device_runtime::{
     Access, AllocRequest, BlockId, BlockState, DeviceMemoryResource, Generation, ResourceError,
     StreamId,
@@ -48,39 +48,11 @@ pub(crate) fn bad_alignment_is_refused(fixture: &Fixture) -> Result<(), Stop> {
     fixture.outstanding(0, "after refused alignments")
 }
 
-pub(crate) fn batches(fixture: &Fixture) -> Result<(), Stop> {
-    let [stream] = fixture.leases()?;
-    let sizes = [1, 256, 1000, 65_536, 3];
-    let blocks = fixture.resource.allocate_batch(&sizes, stream.id(), TAG)?;
-    ensure(blocks.len() == sizes.len(), || format!("{} blocks of {sizes:?}", blocks.len()))?;
-    for (n, block) in blocks.iter().enumerate() {
-        ensure(block.bytes >= sizes[n], || format!("{} bytes gave {block:?}", sizes[n]))?;
-        bytes::fill(&stream, block.into(), n as u8, block.bytes)?;
-    }
-    for (n, block) in blocks.iter().enumerate() {
-        bytes::expect(&stream, block.into(), 0, n as u8, block.bytes)?;
-    }
-    fixture.resource.deallocate_batch(blocks)?;
-    let none = fixture.resource.allocate_batch(&[], stream.id(), TAG)?;
-    ensure(none.is_empty(), || format!("a batch of none gave {none:?}"))?;
-    Ok(fixture.resource.deallocate_batch(none)?)
-}
-
-pub(crate) fn a_failing_batch_leaves_nothing(fixture: &Fixture) -> Result<(), Stop> {
-    for sizes in [[1000, 1 << 50, 1000], [0, 1000, 1000], [1000, 1000, 0]] {
-        let given = fixture.resource.allocate_batch(&sizes, StreamId::DEFAULT, TAG);
-        Refusal::Any.expect(given, &format!("a batch of {sizes:?}"))?;
-        fixture.resource.reap_pending()?;
-        fixture.outstanding(0, "after a refused batch")?;
-    }
-    Ok(())
-}
-
 pub(crate) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
     for stream in [&own, &foreign] {
-        let blocks = fixture.resource.allocate_batch(&[512; 10], own.id(), TAG)?;
+        let blocks = fixture.allocate_all(&[512; 10], own.id())?;
         let mut uses = Vec::new();
         for (n, block) in blocks.iter().enumerate() {
             let id = BlockId::from_block(block);
@@ -96,7 +68,7 @@ pub(crate) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
         let again = fixture.resource.finish_block_uses(&uses, stream.id());
         Refusal::Any.expect(again, "a second finish of a batch")?;
         fixture.resource.finish_block_uses(&[], stream.id())?;
-        fixture.resource.deallocate_batch(blocks)?;
+        fixture.free(blocks)?;
         for &(id, _) in &uses {
             // A use on the own stream need not keep the block, because reuse on that stream is ordered after it.
             if stream.id() == foreign.id() || fixture.resource.block_state(id) != BlockState::Freed
@@ -116,7 +88,7 @@ pub(crate) fn batched_finishes(fixture: &Fixture) -> Result<(), Stop> {
 pub(crate) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Result<(), Stop> {
     fixture.only_where_tracked()?;
     let [own, foreign] = fixture.leases()?;
-    let blocks = fixture.resource.allocate_batch(&[512; 4], own.id(), TAG)?;
+    let blocks = fixture.allocate_all(&[512; 4], own.id())?;
     let ids: Vec<_> = blocks.iter().map(BlockId::from_block).collect();
     let mut uses = Vec::new();
     for (n, &id) in ids.iter().enumerate() {
@@ -129,7 +101,7 @@ pub(crate) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Re
     let finished = fixture.resource.finish_block_uses(&uses, foreign.id());
     Refusal::UseAfterFree.expect(finished, "a batch of finishes with a stale block")?;
     // If a use had stayed open, its block would stay retired.
-    fixture.resource.deallocate_batch(blocks)?;
+    fixture.free(blocks)?;
     fixture.resource.reap_pending()?;
     for id in ids {
         fixture.state(id, BlockState::Freed, "after its use was closed beside a failing one")?;
@@ -139,12 +111,12 @@ pub(crate) fn a_failing_finish_does_not_stop_the_others(fixture: &Fixture) -> Re
 
 pub(crate) fn counters_agree(fixture: &Fixture) -> Result<(), Stop> {
     let [stream] = fixture.leases()?;
-    let blocks = fixture.resource.allocate_batch(&[1000, 2000, 3000], stream.id(), TAG)?;
+    let blocks = fixture.allocate_all(&[1000, 2000, 3000], stream.id())?;
     let counted = fixture.resource.statistics();
     fixture.outstanding(counted.bytes_outstanding, "by its own statistics")?;
     ensure([0, 3].contains(&counted.live_blocks), || format!("three live blocks: {counted:?}"))?;
     ensure([0, 3].contains(&counted.allocations), || format!("three allocations: {counted:?}"))?;
-    fixture.resource.deallocate_batch(blocks)?;
+    fixture.free(blocks)?;
     fixture.resource.reap_pending()?;
     let counted = fixture.resource.statistics();
     ensure(counted.bytes_outstanding == 0, || format!("nothing is left: {counted:?}"))?;

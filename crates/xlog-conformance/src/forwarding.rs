@@ -159,14 +159,6 @@ pub(crate) fn allocate_request(fixture: &Fixture) -> Result<(), Stop> {
     Ok(fixture.resource.deallocate(block)?)
 }
 
-pub(crate) fn allocate_batch_and_deallocate_batch(fixture: &Fixture) -> Result<(), Stop> {
-    below(fixture)?;
-    let [own] = fixture.leases()?;
-    let blocks = fixture.resource.allocate_batch(&[BYTES; 3], own.id(), TAG)?;
-    counts_what_is_charged(fixture, "allocate_batch")?;
-    Ok(fixture.resource.deallocate_batch(blocks)?)
-}
-
 pub(crate) fn charge_for(fixture: &Fixture) -> Result<(), Stop> {
     for align in [MIN_ALIGN, 512] {
         let call = || Ok(fixture.resource.charge_for(BYTES, align));

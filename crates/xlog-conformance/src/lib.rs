@@ -108,7 +108,7 @@ const CHECKS: &[Check] = checks! {
         more_streams_than_the_pool_has;
     stalled: calls_on_a_held_stream_return, reap_completed_does_not_wait,
         reap_pending_waits_for_queued_frees;
-    forms: aligned, bad_alignment_is_refused, batches, a_failing_batch_leaves_nothing,
+    forms: aligned, bad_alignment_is_refused,
         batched_finishes, a_failing_finish_does_not_stop_the_others, counters_agree;
     faults: a_finish_that_fails_closes_the_use;
     forwarding: says_what_is_below;
@@ -121,7 +121,7 @@ const CHECKS: &[Check] = checks! {
 const OF_DECORATORS: &[Check] = checks! {
     forwarding: reap_pending, reap_completed, supports_block_use_tracking,
         record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,
-        allocate_request, allocate_batch_and_deallocate_batch, charge_for, home,
+        allocate_request, charge_for, home,
         statistics, trim, meter_physical, cap_physical, watch_segments, physical_bytes, free_space, places_blocks, reserve_budget,
         allocate_request_reserved;
 };

@@ -98,5 +98,5 @@ pub(crate) fn more_streams_than_the_pool_has(fixture: &Fixture) -> Result<(), St
             fixture.resource.deallocate(block)?;
         }
     }
-    Ok(fixture.resource.deallocate_batch(blocks.into_iter().map(|(block, _)| block).collect())?)
+    fixture.free(blocks.into_iter().map(|(block, _)| block).collect())
 }

@@ -154,7 +154,7 @@ fn holes(table: &mut Table, device: &Arc<CudaDevice>) {
         let ratio = median / first;
         let name = format!("holes, {count}");
         table.row(&name, &format!("{median:.1} ns, {ratio:.2} of the first"), Some((ratio, 1.3)));
-        setup.resource.deallocate_batch(blocks.into_iter().flatten().collect()).unwrap();
+        blocks.into_iter().flatten().for_each(|block| setup.resource.deallocate(block).unwrap());
     }
 }
 
@@ -187,7 +187,7 @@ fn live(table: &mut Table, device: &Arc<CudaDevice>) {
             replaced / first.1
         );
         table.row(&name, &figure, Some((ratio, 1.5)));
-        setup.resource.deallocate_batch(blocks).unwrap();
+        blocks.into_iter().for_each(|block| setup.resource.deallocate(block).unwrap());
     }
 }
 
@@ -225,9 +225,8 @@ fn random_run(
     }
     let time = start.elapsed().as_nanos() as f64;
     if let Some((resource, _)) = resource {
-        resource
-            .deallocate_batch(live.into_iter().filter_map(|(_, block)| block).collect())
-            .unwrap();
+        let live = live.into_iter().filter_map(|(_, block)| block);
+        live.for_each(|block| resource.deallocate(block).unwrap());
     }
     (operations, peak as usize, time)
 }
@@ -291,8 +290,8 @@ fn toggling(setup: &Setup, count: usize) -> f64 {
                 barrier.wait();
                 step(STEPS);
                 barrier.wait();
-                let left = slots.into_iter().flatten().collect();
-                setup.resource.deallocate_batch(left).unwrap();
+                let left = slots.into_iter().flatten();
+                left.for_each(|block| setup.resource.deallocate(block).unwrap());
             });
         }
         barrier.wait();

@@ -216,7 +216,7 @@ fn main() -> ExitCode {
                 let block = std::mem::replace(&mut live[n * 7919 % 5000], allocate(n));
                 counted.deallocate(black_box(block)).unwrap();
             }
-            counted.deallocate_batch(live).unwrap();
+            live.into_iter().for_each(|block| counted.deallocate(block).unwrap());
         }
         // What the runtime of a process is made of.
         "stack-pair-1KiB" | "stack-pair-1MiB" => {

@@ -4,9 +4,6 @@
 
 use std::ffi::c_uint;
 
-use crate::blocks::{Space, give, take, written};
-use crate::driver::CuResult;
-
 /// `CUDA_ARRAY_DESCRIPTOR`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -33,10 +30,6 @@ pub(crate) struct Cubic {
 const UNBACKED: c_uint = 0x40 | 0x80;
 
 impl Cubic {
-    fn bytes(&self) -> u64 {
-        self.bytes_of_level(0)
-    }
-
     fn bytes_of_level(&self, level: u32) -> u64 {
         if self.flags & UNBACKED != 0 {
             return 0;
@@ -57,68 +50,19 @@ fn element_bytes(format: c_uint) -> u64 {
     }
 }
 
-/// `cuArrayCreate`.
-pub(crate) fn create(
-    real: unsafe extern "C" fn(*mut u64, *const Flat) -> CuResult,
-    out: *mut u64,
-    descriptor: *const Flat,
-    caller: usize,
-) -> CuResult {
+/// The bytes that `cuArrayCreate` is charged.
+pub(crate) fn flat_bytes(descriptor: *const Flat) -> u64 {
     // SAFETY: the caller gave a descriptor, or null.
-    let bytes = unsafe { descriptor.as_ref() }.map_or(0, |flat| {
+    unsafe { descriptor.as_ref() }.map_or(0, |flat| {
         let &Flat { width, height, format, channels } = flat;
-        Cubic { width, height, depth: 0, format, channels, flags: 0 }.bytes()
-    });
-    // SAFETY: the arguments are the caller's own.
-    take(Space::Array, bytes, caller, || unsafe { real(out, descriptor) }, || written(out))
+        Cubic { width, height, depth: 0, format, channels, flags: 0 }.bytes_of_level(0)
+    })
 }
 
-/// `cuArray3DCreate`.
-pub(crate) fn create_cubic(
-    real: unsafe extern "C" fn(*mut u64, *const Cubic) -> CuResult,
-    out: *mut u64,
-    descriptor: *const Cubic,
-    caller: usize,
-) -> CuResult {
+/// The bytes that `cuMipmappedArrayCreate` is charged; with one level, those of `cuArray3DCreate`.
+pub(crate) fn cubic_bytes(descriptor: *const Cubic, levels: u32) -> u64 {
     // SAFETY: the caller gave a descriptor, or null.
-    let bytes = unsafe { descriptor.as_ref() }.map_or(0, Cubic::bytes);
-    // SAFETY: the arguments are the caller's own.
-    take(Space::Array, bytes, caller, || unsafe { real(out, descriptor) }, || written(out))
-}
-
-/// `cuMipmappedArrayCreate`.
-pub(crate) fn create_mipmapped(
-    real: unsafe extern "C" fn(*mut u64, *const Cubic, u32) -> CuResult,
-    out: *mut u64,
-    descriptor: *const Cubic,
-    levels: u32,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the caller gave a descriptor, or null.
-    let bytes = unsafe { descriptor.as_ref() }.map_or(0, |cubic| {
+    unsafe { descriptor.as_ref() }.map_or(0, |cubic| {
         (0..levels.clamp(1, usize::BITS)).map(|level| cubic.bytes_of_level(level)).sum()
-    });
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, descriptor, levels) };
-    take(Space::MipmappedArray, bytes, caller, call, || written(out))
-}
-
-/// `cuArrayDestroy`.
-pub(crate) fn destroy(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    array: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    give(Space::Array, array, None, || unsafe { real(array) })
-}
-
-/// `cuMipmappedArrayDestroy`.
-pub(crate) fn destroy_mipmapped(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    array: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    give(Space::MipmappedArray, array, None, || unsafe { real(array) })
+    })
 }

@@ -259,56 +259,11 @@ pub(crate) fn written<T: Copy + Default>(out: *const T) -> T {
     unsafe { out.as_ref() }.copied().unwrap_or_default()
 }
 
-/// `cuMemAlloc`.
-pub(crate) fn allocate(
-    real: unsafe extern "C" fn(*mut u64, usize) -> CuResult,
-    out: *mut u64,
-    bytes: usize,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    take(Space::Address, bytes as u64, caller, || unsafe { real(out, bytes) }, || written(out))
-}
-
-/// `cuMemAllocManaged`: charged in full, wherever its pages are.
-pub(crate) fn allocate_managed(
-    real: unsafe extern "C" fn(*mut u64, usize, u32) -> CuResult,
-    out: *mut u64,
-    bytes: usize,
-    flags: u32,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, bytes, flags) };
-    take(Space::Address, bytes as u64, caller, call, || written(out))
-}
-
 /// The alignment of rows that is charged before the driver chooses a pitch.
 const PITCH: u64 = 512;
 
-/// `cuMemAllocPitch`: charged with rows rounded up to [`PITCH`].
-pub(crate) fn allocate_pitch(
-    real: unsafe extern "C" fn(*mut u64, *mut usize, usize, usize, u32) -> CuResult,
-    out: *mut u64,
-    pitch: *mut usize,
-    width: usize,
-    height: usize,
-    element: u32,
-    caller: usize,
-) -> CuResult {
+/// The bytes that `cuMemAllocPitch` is charged: rows rounded up to [`PITCH`].
+pub(crate) fn pitched_bytes(width: usize, height: usize) -> u64 {
     let row = (width as u64).checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
-    let bytes = row.saturating_mul(height as u64);
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, pitch, width, height, element) };
-    take(Space::Address, bytes, caller, call, || written(out))
-}
-
-/// `cuMemFree` for any memory with an address.
-pub(crate) fn free(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    address: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    give(Space::Address, address, None, || unsafe { real(address) })
+    row.saturating_mul(height as u64)
 }

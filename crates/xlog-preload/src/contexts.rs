@@ -41,17 +41,12 @@ fn release_blocks(state: &State, context: u64, blocks: &Removed) {
 }
 
 /// `cuCtxDestroy`.
-pub(crate) fn destroy(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    context: u64,
-    _caller: usize,
-) -> CuResult {
+pub(crate) fn destroy(context: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let removed = guarded(|| {
         let state = existing().filter(|_| context != 0)?;
         Some((state, remove_blocks(state, context)))
     });
-    // SAFETY: the argument is the caller's own.
-    let result = unsafe { real(context) };
+    let result = call();
     if let Some((state, blocks)) = removed.flatten() {
         guarded(|| match result {
             SUCCESS => release_blocks(state, context, &blocks),
@@ -62,13 +57,8 @@ pub(crate) fn destroy(
 }
 
 /// `cuDevicePrimaryCtxRelease` and `cuDevicePrimaryCtxReset`: the memory is freed if the context is inactive afterwards.
-pub(crate) fn release_primary(
-    real: unsafe extern "C" fn(i32) -> CuResult,
-    device: i32,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    let result = unsafe { real(device) };
+pub(crate) fn release_primary(device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
     if result == SUCCESS {
         guarded(|| {
             let (state, device) = (existing()?, u32::try_from(device).ok()?);

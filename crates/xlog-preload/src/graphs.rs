@@ -18,7 +18,6 @@ use xlog_base::Mutex;
 use crate::account::{Account, PressureDeadline, Refusal, rounded};
 use crate::blocks::{Freed, Request, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS};
-use crate::log::per_thread;
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{Stream, stream_of};
 use crate::pools;
@@ -197,9 +196,16 @@ fn allocated_by(driver: &Driver, graph: u64, depth: u32) -> Option<(u32, u64)> {
     found
 }
 
-fn note_instantiated(result: CuResult, out: *const u64, graph: u64, caller: usize) {
+/// Instantiates a graph, and notes the memory that its launches allocate.
+pub(crate) fn instantiate(
+    out: *const u64,
+    graph: u64,
+    caller: usize,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
+    let result = call();
     if result != SUCCESS {
-        return;
+        return result;
     }
     guarded(|| {
         let request = Request::begin(None, 0, None, caller)?;
@@ -211,10 +217,16 @@ fn note_instantiated(result: CuResult, out: *const u64, graph: u64, caller: usiz
         state.graphs.insert(written(out), executable);
         Some(())
     });
+    result
 }
 
-/// Charges a graph before it is launched or uploaded.
-fn launch(handle: u64, stream: u64, caller: usize, call: impl FnOnce() -> CuResult) -> CuResult {
+/// `cuGraphLaunch` and `cuGraphUpload`: charges a graph before it is launched or uploaded.
+pub(crate) fn launch(
+    handle: u64,
+    stream: u64,
+    caller: usize,
+    call: impl FnOnce() -> CuResult,
+) -> CuResult {
     let tracked = guarded(|| {
         let state = existing().filter(|state| !state.graphs.is_empty())?;
         let launched_on = stream_of(state, stream);
@@ -281,73 +293,14 @@ fn admit(request: &Request, bytes: u64) -> Result<(), Refusal> {
     }
 }
 
-type Instantiate = unsafe extern "C" fn(*mut u64, u64, u64, u64, usize) -> CuResult;
-
-/// `cuGraphInstantiate` of CUDA 10 and 11.
-pub(crate) fn instantiate(
-    real: Instantiate,
-    out: *mut u64,
-    graph: u64,
-    error_node: u64,
-    log: u64,
-    size: usize,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(out, graph, error_node, log, size) };
-    note_instantiated(result, out, graph, caller);
-    result
-}
-
-/// `cuGraphInstantiateWithFlags`, and `cuGraphInstantiateWithParams`, whose third argument is a pointer.
-pub(crate) fn instantiate_with(
-    real: unsafe extern "C" fn(*mut u64, u64, u64) -> CuResult,
-    out: *mut u64,
-    graph: u64,
-    flags: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(out, graph, flags) };
-    note_instantiated(result, out, graph, caller);
-    result
-}
-
-/// `cuGraphLaunch` and `cuGraphUpload`.
-pub(crate) fn start(
-    real: unsafe extern "C" fn(u64, u64) -> CuResult,
-    handle: u64,
-    stream: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    launch(handle, stream, caller, || unsafe { real(handle, stream) })
-}
-
-/// `cuGraphLaunch` and `cuGraphUpload` for per-thread default streams.
-pub(crate) fn start_per_thread(
-    real: unsafe extern "C" fn(u64, u64) -> CuResult,
-    handle: u64,
-    stream: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    launch(handle, per_thread(stream), caller, || unsafe { real(handle, stream) })
-}
-
 /// `cuGraphExecDestroy`. The driver keeps the memory for other graphs; without other graphs it is trimmed here.
-pub(crate) fn destroy(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
+pub(crate) fn destroy(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     // Removed before the call, because the driver may reuse the handle.
     let removed = guarded(|| {
         let state = existing().filter(|state| !state.graphs.is_empty())?;
         Some((state, state.graphs.remove(handle)?))
     });
-    // SAFETY: the argument is the caller's own.
-    let result = unsafe { real(handle) };
+    let result = call();
     if let Some((state, executable)) = removed.flatten() {
         guarded(|| {
             if result != SUCCESS {
@@ -368,18 +321,13 @@ pub(crate) fn destroy(
 }
 
 /// `cuDeviceGraphMemTrim`.
-pub(crate) fn trim(
-    real: unsafe extern "C" fn(i32) -> CuResult,
-    device: i32,
-    _caller: usize,
-) -> CuResult {
+pub(crate) fn trim(device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
     let known = guarded(|| {
         let (state, device) = (existing()?, u32::try_from(device).ok()?);
         correct(state, device);
         Some((state, device, state.graphs.of_device(device).charged))
     });
-    // SAFETY: the argument is the caller's own.
-    let result = unsafe { real(device) };
+    let result = call();
     if let Some((state, device, before)) = known.flatten() {
         guarded(|| note_trimmed(state, device, before));
     }

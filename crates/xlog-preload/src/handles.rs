@@ -120,17 +120,14 @@ fn end(state: &State, id: Id, references: u64, mappings: u64) {
 
 /// `cuMemCreate`. Host memory is not counted.
 pub(crate) fn create(
-    real: unsafe extern "C" fn(*mut u64, usize, *const i32, u64) -> CuResult,
     out: *mut u64,
-    bytes: usize,
+    bytes: u64,
     properties: *const i32,
-    flags: u64,
     caller: usize,
+    call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, bytes, properties, flags) };
     let Some(device) = device_of(properties) else { return call() };
-    let request = match charge(Some(device), bytes as u64, caller) {
+    let request = match charge(Some(device), bytes, caller) {
         Admission::Admitted(request) => request,
         Admission::Refused(result) => return result,
         Admission::PassedOn => return call(),
@@ -138,13 +135,13 @@ pub(crate) fn create(
     let result = call();
     guarded(|| {
         if result != SUCCESS {
-            request.account.release(rounded(bytes as u64));
+            request.account.release(rounded(bytes));
             return request.note_failed(result);
         }
         let handle = written(out);
         let (id, replaced) = request.state.handles.lock().insert(Allocation {
             device,
-            bytes: bytes as u64,
+            bytes,
             handle,
             library: request.library(),
             references: 1,
@@ -159,18 +156,13 @@ pub(crate) fn create(
 }
 
 /// `cuMemRelease`.
-pub(crate) fn release(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
+pub(crate) fn release(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let removed = guarded(|| {
         let state = existing()?;
         let id = state.handles.lock().remove_name(handle)?;
         Some((state, id))
     });
-    // SAFETY: the argument is the caller's own.
-    let result = unsafe { real(handle) };
+    let result = call();
     if let Some((state, id)) = removed.flatten() {
         guarded(|| match result {
             SUCCESS => end(state, id, 1, 0),
@@ -182,13 +174,10 @@ pub(crate) fn release(
 
 /// `cuMemMap`.
 pub(crate) fn map(
-    real: unsafe extern "C" fn(u64, usize, usize, u64, u64) -> CuResult,
     address: u64,
-    bytes: usize,
-    offset: usize,
+    bytes: u64,
     handle: u64,
-    flags: u64,
-    _caller: usize,
+    call: impl FnOnce() -> CuResult,
 ) -> CuResult {
     // Added before the call, because another thread may release the handle as soon as the memory is mapped.
     let added = guarded(|| {
@@ -196,11 +185,10 @@ pub(crate) fn map(
         let mut handles = state.handles.lock();
         let id = handles.by_handle.get(&handle)?.id;
         let is_new = !handles.mappings.contains_key(&address);
-        is_new.then(|| handles.add_mapping(address, Mapping { id, bytes: bytes as u64 }))?;
+        is_new.then(|| handles.add_mapping(address, Mapping { id, bytes }))?;
         Some((state, id))
     });
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(address, bytes, offset, handle, flags) };
+    let result = call();
     if let (Some((state, id)), true) = (added.flatten(), result != SUCCESS) {
         guarded(|| {
             state.handles.lock().mappings.remove(&address);
@@ -211,18 +199,12 @@ pub(crate) fn map(
 }
 
 /// `cuMemUnmap` for any number of mappings.
-pub(crate) fn unmap(
-    real: unsafe extern "C" fn(u64, usize) -> CuResult,
-    address: u64,
-    bytes: usize,
-    _caller: usize,
-) -> CuResult {
+pub(crate) fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let removed = guarded(|| {
         let state = existing()?;
-        Some((state, state.handles.lock().remove_mappings(address, bytes as u64)))
+        Some((state, state.handles.lock().remove_mappings(address, bytes)))
     });
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(address, bytes) };
+    let result = call();
     if let Some((state, mappings)) = removed.flatten() {
         guarded(|| {
             if result != SUCCESS {
@@ -235,14 +217,8 @@ pub(crate) fn unmap(
 }
 
 /// `cuMemRetainAllocationHandle`: one more reference, possibly with another handle.
-pub(crate) fn retain(
-    real: unsafe extern "C" fn(*mut u64, u64) -> CuResult,
-    out: *mut u64,
-    address: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(out, address) };
+pub(crate) fn retain(out: *mut u64, address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
     if result == SUCCESS {
         guarded(|| {
             let mut handles = existing()?.handles.lock();

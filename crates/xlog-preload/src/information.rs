@@ -6,13 +6,11 @@ use crate::state::state;
 
 /// `cuMemGetInfo`.
 pub(crate) fn memory(
-    real: unsafe extern "C" fn(*mut usize, *mut usize) -> CuResult,
     free: *mut usize,
     total: *mut usize,
-    _caller: usize,
+    call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(free, total) };
+    let result = call();
     if result == SUCCESS {
         guarded(|| {
             let state = state()?;
@@ -26,14 +24,8 @@ pub(crate) fn memory(
 }
 
 /// `cuDeviceTotalMem`.
-pub(crate) fn total(
-    real: unsafe extern "C" fn(*mut usize, i32) -> CuResult,
-    bytes: *mut usize,
-    device: i32,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(bytes, device) };
+pub(crate) fn total(bytes: *mut usize, device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
     if result == SUCCESS {
         guarded(|| {
             let account = state()?.account(u32::try_from(device).ok()?)?;

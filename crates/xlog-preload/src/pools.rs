@@ -23,7 +23,6 @@ use crate::account::{Account, PressureDeadline, Refusal, rounded};
 use crate::blocks::{Request, Space, give, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS, device_of};
 use crate::graphs;
-use crate::log::per_thread;
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{MISSED, stream_of};
 use crate::state::{State, existing, state};
@@ -198,9 +197,9 @@ fn current(state: &State) -> Option<Arc<Pool>> {
     Some(pool)
 }
 
-/// Makes a call that may change a current pool. A concurrent request may be charged to the previous pool; the next synchronisation corrects
+/// `cuDeviceSetMemPool` and `cuMemSetMemPool`, which change a current pool. A concurrent request may be charged to the previous pool; the next synchronisation corrects
 /// all charges.
-fn change_current(call: impl FnOnce() -> CuResult) -> CuResult {
+pub(crate) fn change_current(call: impl FnOnce() -> CuResult) -> CuResult {
     guarded(|| existing().map(forget_current));
     let result = call();
     guarded(|| {
@@ -256,7 +255,7 @@ fn admit<'a>(request: &Request, pool: &'a Pool) -> Admission<'a> {
 }
 
 /// Allocates a block of `pool`; `None` is the pool of the current device.
-fn take(
+pub(crate) fn take(
     pool: Option<u64>,
     out: *mut u64,
     bytes: u64,
@@ -397,65 +396,8 @@ pub(crate) fn correct_all(state: &State) -> bool {
     is_left
 }
 
-type Allocate = unsafe extern "C" fn(*mut u64, usize, u64) -> CuResult;
-type AllocateFrom = unsafe extern "C" fn(*mut u64, usize, u64, u64) -> CuResult;
-type Free = unsafe extern "C" fn(u64, u64) -> CuResult;
-
-/// `cuMemAllocAsync`.
-pub(crate) fn allocate(
-    real: Allocate,
-    out: *mut u64,
-    bytes: usize,
-    stream: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    take(None, out, bytes as u64, stream, caller, || unsafe { real(out, bytes, stream) })
-}
-
-/// `cuMemAllocAsync` for per-thread default streams.
-pub(crate) fn allocate_per_thread(
-    real: Allocate,
-    out: *mut u64,
-    bytes: usize,
-    stream: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, bytes, stream) };
-    take(None, out, bytes as u64, per_thread(stream), caller, call)
-}
-
-/// `cuMemAllocFromPoolAsync`.
-pub(crate) fn allocate_from(
-    real: AllocateFrom,
-    out: *mut u64,
-    bytes: usize,
-    pool: u64,
-    stream: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, bytes, pool, stream) };
-    take(Some(pool), out, bytes as u64, stream, caller, call)
-}
-
-/// `cuMemAllocFromPoolAsync` for per-thread default streams.
-pub(crate) fn allocate_from_per_thread(
-    real: AllocateFrom,
-    out: *mut u64,
-    bytes: usize,
-    pool: u64,
-    stream: u64,
-    caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let call = || unsafe { real(out, bytes, pool, stream) };
-    take(Some(pool), out, bytes as u64, per_thread(stream), caller, call)
-}
-
 /// Frees in the order of a stream. The block may belong to a graph.
-fn free_on(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+pub(crate) fn free(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let noted = guarded(|| {
         let state = existing()?;
         let stream = stream_of(state, stream);
@@ -469,27 +411,13 @@ fn free_on(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResu
     result
 }
 
-/// `cuMemFreeAsync`.
-pub(crate) fn free(real: Free, address: u64, stream: u64, _caller: usize) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    free_on(address, stream, || unsafe { real(address, stream) })
-}
-
-/// `cuMemFreeAsync` for per-thread default streams.
-pub(crate) fn free_per_thread(real: Free, address: u64, stream: u64, _caller: usize) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    free_on(address, per_thread(stream), || unsafe { real(address, stream) })
-}
-
 /// `cuMemPoolCreate`.
 pub(crate) fn create(
-    real: unsafe extern "C" fn(*mut u64, *const i32) -> CuResult,
     out: *mut u64,
     properties: *const i32,
-    _caller: usize,
+    call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(out, properties) };
+    let result = call();
     if result == SUCCESS {
         guarded(|| {
             let (state, handle) = (state()?, written(out));
@@ -506,13 +434,7 @@ pub(crate) fn create(
 }
 
 /// `cuMemPoolDestroy`.
-pub(crate) fn destroy(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    let call = || unsafe { real(handle) };
+pub(crate) fn destroy(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     let found = guarded(|| {
         let state = existing()?;
         Some((state, known(state, handle)?))
@@ -532,59 +454,12 @@ pub(crate) fn destroy(
     result
 }
 
-/// `cuDeviceSetMemPool`.
-pub(crate) fn choose(
-    real: unsafe extern "C" fn(i32, u64) -> CuResult,
-    device: i32,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    change_current(|| unsafe { real(device, handle) })
-}
-
-/// `cuMemSetMemPool`.
-pub(crate) fn choose_at(
-    real: unsafe extern "C" fn(*const i32, i32, u64) -> CuResult,
-    location: *const i32,
-    kind: i32,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    change_current(|| unsafe { real(location, kind, handle) })
-}
-
-/// `cuMemPoolTrimTo`.
-pub(crate) fn trim(
-    real: unsafe extern "C" fn(u64, usize) -> CuResult,
-    handle: u64,
-    keep: usize,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(handle, keep) };
-    correct_known(handle);
-    result
-}
-
-/// `cuMemPoolSetAttribute`.
-pub(crate) fn set_attribute(
-    real: unsafe extern "C" fn(u64, i32, *mut std::ffi::c_void) -> CuResult,
-    handle: u64,
-    attribute: i32,
-    value: *mut std::ffi::c_void,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(handle, attribute, value) };
-    correct_known(handle);
-    result
-}
-
-fn correct_known(handle: u64) {
+/// `cuMemPoolTrimTo` and `cuMemPoolSetAttribute`: corrects the pool's charge after the call.
+pub(crate) fn correct_after(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    let result = call();
     guarded(|| {
         let state = existing()?;
         known(state, handle).map(|pool| correct_now(state, &pool))
     });
+    result
 }

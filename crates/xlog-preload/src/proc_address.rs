@@ -13,37 +13,15 @@ use crate::resolve::driver_symbol;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 const PER_THREAD: u64 = 2;
 
-type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -> CuResult;
-type FindWithStatus =
-    unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut i32) -> CuResult;
-
-/// `cuGetProcAddress` of CUDA 11.3.
+/// `cuGetProcAddress`: replaces the address that the driver wrote by that of the hook.
 pub(crate) fn find(
-    real: Find,
     name: *const c_char,
     out: *mut *mut c_void,
     version: i32,
     flags: u64,
-    _caller: usize,
+    call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(name, out, version, flags) };
-    replace(result, name, out, version, flags);
-    result
-}
-
-/// `cuGetProcAddress` of CUDA 12.
-pub(crate) fn find_with_status(
-    real: FindWithStatus,
-    name: *const c_char,
-    out: *mut *mut c_void,
-    version: i32,
-    flags: u64,
-    status: *mut i32,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the arguments are the caller's own.
-    let result = unsafe { real(name, out, version, flags, status) };
+    let result = call();
     replace(result, name, out, version, flags);
     result
 }

@@ -3,7 +3,6 @@
 
 use crate::driver::{CuResult, SUCCESS};
 use crate::graphs;
-use crate::log::per_thread;
 use crate::messages::guarded;
 use crate::outstanding::{Stream, stream_of};
 use crate::pools;
@@ -43,41 +42,20 @@ fn covers_stream(state: &State, handle: u64) -> impl Fn(&Stream) -> bool + use<>
 }
 
 /// `cuStreamSynchronize`.
-pub(crate) fn stream(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    synchronize_with(|state| covers_stream(state, handle), || unsafe { real(handle) })
-}
-
-/// `cuStreamSynchronize` for per-thread default streams.
-pub(crate) fn stream_per_thread(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    synchronize_with(|state| covers_stream(state, per_thread(handle)), || unsafe { real(handle) })
+pub(crate) fn stream(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
+    synchronize_with(|state| covers_stream(state, handle), call)
 }
 
 /// `cuEventSynchronize`.
-pub(crate) fn event(
-    real: unsafe extern "C" fn(u64) -> CuResult,
-    handle: u64,
-    _caller: usize,
-) -> CuResult {
-    // SAFETY: the argument is the caller's own.
-    synchronize_with(|_| |_: &Stream| false, || unsafe { real(handle) })
+pub(crate) fn event(call: impl FnOnce() -> CuResult) -> CuResult {
+    synchronize_with(|_| |_: &Stream| false, call)
 }
 
 /// `cuCtxSynchronize`.
-pub(crate) fn context(real: unsafe extern "C" fn() -> CuResult, _caller: usize) -> CuResult {
+pub(crate) fn context(call: impl FnOnce() -> CuResult) -> CuResult {
     let covers = |state: &State| {
         let context = state.driver.current_context();
         move |stream: &Stream| Some(stream.0) == context
     };
-    // SAFETY: the call takes no arguments.
-    synchronize_with(covers, || unsafe { real() })
+    synchronize_with(covers, call)
 }

@@ -4,46 +4,15 @@
 //! derives them from a block's offset within the address map.
 use std::collections::HashMap;
 
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::analysis::Analysis;
 use crate::blocks::{Block, Caller};
-use crate::html::{Array, Blob};
+use crate::html::Blob;
 use crate::scan::stream_name;
 
 /// Stands for "never" among times.
 const NEVER: u64 = u64::MAX;
-
-#[derive(Serialize, Debug)]
-pub(crate) struct BlockData {
-    all: u64,
-    texts: Vec<String>,
-    /// Offset of its first byte within the address map.
-    place: Array,
-    bytes: Array,
-    born: Array,
-    died: Array,
-    last_use: Array,
-    series: Array,
-    tag: Array,
-    stream: Array,
-    thread: Array,
-    query: Array,
-    site: Array,
-    /// Frames of the sampled stack, one per line.
-    stack: Array,
-    served_by: Array,
-    latency: Array,
-    freed_stream: Array,
-    freed_thread: Array,
-    uses: Array,
-    /// Uses of all blocks, concatenated; index of the first use of each block.
-    first_use: Array,
-    use_time: Array,
-    use_stream: Array,
-    use_thread: Array,
-    use_access: Array,
-}
 
 /// A table of unique texts.
 struct Texts {
@@ -61,76 +30,77 @@ impl Texts {
     }
 }
 
-impl BlockData {
-    pub(crate) fn new(analysis: &Analysis, blob: &mut Blob) -> Self {
-        let kept = &analysis.blocks.kept;
-        let names = &analysis.names;
-        let mut texts = Texts { all: Vec::new(), places: HashMap::new() };
-        texts.place(String::new());
-        let mut column = |text: &dyn Fn(&Block) -> Option<String>| -> Vec<u32> {
-            kept.iter().map(|block| texts.place(text(block).unwrap_or_default())).collect()
-        };
-        let stream_of = |by: &Caller| by.stream.map(|id| stream_name(Some(id), names));
-        // Logs imported from other tools lack threads.
-        let thread_of = |by: &Caller| (by.thread != 0).then(|| by.thread.to_string());
-        let tag = column(&|block| Some(names.text_or_empty(block.life.name).to_owned()));
-        let stream = column(&|block| block.life.stream.map(|id| stream_name(Some(id), names)));
-        let thread = column(&|block| block.calls.allocated.as_ref().and_then(thread_of));
-        let query = column(&|block| block.calls.allocated?.query.map(|query| query.to_string()));
-        let site = column(&|block| Some(names.text_or_empty(block.calls.site).to_owned()));
-        let stack = column(&|block| {
-            let frames: Vec<&str> = names.stack_texts(block.calls.stack).collect();
-            Some(frames.join("\n"))
-        });
-        let served_by = column(&|block| {
-            let path = xlog_trace::ServedBy::from_code(block.calls.served_by);
-            (block.calls.served_by != 0).then(|| path.to_string())
-        });
-        let freed_stream = column(&|block| block.calls.freed.as_ref().and_then(stream_of));
-        let freed_thread = column(&|block| block.calls.freed.as_ref().and_then(thread_of));
-        let uses: Vec<_> = kept.iter().flat_map(|block| &block.calls.first_uses).collect();
-        let use_stream: Vec<u32> =
-            uses.iter().map(|used| texts.place(stream_of(&used.by).unwrap_or_default())).collect();
-        let use_thread: Vec<u32> =
-            uses.iter().map(|used| texts.place(thread_of(&used.by).unwrap_or_default())).collect();
-        let mut next_use = 0;
-        let first_use: Vec<u32> = kept
-            .iter()
-            .map(|block| {
-                let first = next_use;
-                next_use += block.calls.first_uses.len() as u32;
-                first
-            })
-            .chain([uses.len() as u32])
-            .collect();
-        Self {
-            all: analysis.blocks.all,
-            place: blob.f64(kept.iter().map(|block| {
-                let life = &block.life;
-                analysis.segments.offset(life.process, life.device, life.ptr).unwrap_or(0)
-            })),
-            bytes: blob.f64(kept.iter().map(|block| block.life.bytes)),
-            born: blob.f64(kept.iter().map(|block| block.life.born)),
-            died: blob.f64(kept.iter().map(|block| block.died.unwrap_or(NEVER))),
-            last_use: blob.f64(kept.iter().map(|block| block.life.last_use.unwrap_or(NEVER))),
-            series: blob.u8(kept.iter().map(|block| block.life.tag)),
-            tag: blob.u32(tag),
-            stream: blob.u32(stream),
-            thread: blob.u32(thread),
-            query: blob.u32(query),
-            site: blob.u32(site),
-            stack: blob.u32(stack),
-            served_by: blob.u32(served_by),
-            latency: blob.u32(kept.iter().map(|block| block.calls.latency_nanos)),
-            freed_stream: blob.u32(freed_stream),
-            freed_thread: blob.u32(freed_thread),
-            uses: blob.u32(kept.iter().map(|block| block.calls.uses)),
-            first_use: blob.u32(first_use),
-            use_time: blob.f64(uses.iter().map(|used| used.time)),
-            use_stream: blob.u32(use_stream),
-            use_thread: blob.u32(use_thread),
-            use_access: blob.u8(uses.iter().map(|used| used.access)),
-            texts: texts.all,
-        }
-    }
+pub(crate) fn block_data(analysis: &Analysis, blob: &mut Blob) -> Value {
+    let kept = &analysis.blocks.kept;
+    let names = &analysis.names;
+    let mut texts = Texts { all: Vec::new(), places: HashMap::new() };
+    texts.place(String::new());
+    let mut column = |text: &dyn Fn(&Block) -> Option<String>| -> Vec<u32> {
+        kept.iter().map(|block| texts.place(text(block).unwrap_or_default())).collect()
+    };
+    let stream_of = |by: &Caller| by.stream.map(|id| stream_name(Some(id), names));
+    // Logs imported from other tools lack threads.
+    let thread_of = |by: &Caller| (by.thread != 0).then(|| by.thread.to_string());
+    let tag = column(&|block| Some(names.text_or_empty(block.life.name).to_owned()));
+    let stream = column(&|block| block.life.stream.map(|id| stream_name(Some(id), names)));
+    let thread = column(&|block| block.calls.allocated.as_ref().and_then(thread_of));
+    let query = column(&|block| block.calls.allocated?.query.map(|query| query.to_string()));
+    let site = column(&|block| Some(names.text_or_empty(block.calls.site).to_owned()));
+    let stack = column(&|block| {
+        let frames: Vec<&str> = names.stack_texts(block.calls.stack).collect();
+        Some(frames.join("\n"))
+    });
+    let served_by = column(&|block| {
+        let path = xlog_trace::ServedBy::from_code(block.calls.served_by);
+        (block.calls.served_by != 0).then(|| path.to_string())
+    });
+    let freed_stream = column(&|block| block.calls.freed.as_ref().and_then(stream_of));
+    let freed_thread = column(&|block| block.calls.freed.as_ref().and_then(thread_of));
+    let uses: Vec<_> = kept.iter().flat_map(|block| &block.calls.first_uses).collect();
+    let use_stream: Vec<u32> =
+        uses.iter().map(|used| texts.place(stream_of(&used.by).unwrap_or_default())).collect();
+    let use_thread: Vec<u32> =
+        uses.iter().map(|used| texts.place(thread_of(&used.by).unwrap_or_default())).collect();
+    let mut next_use = 0;
+    let first_use: Vec<u32> = kept
+        .iter()
+        .map(|block| {
+            let first = next_use;
+            next_use += block.calls.first_uses.len() as u32;
+            first
+        })
+        .chain([uses.len() as u32])
+        .collect();
+    let place = kept.iter().map(|block| {
+        let life = &block.life;
+        analysis.segments.offset(life.process, life.device, life.ptr).unwrap_or(0)
+    });
+    json!({
+        "all": analysis.blocks.all,
+        "texts": texts.all,
+        "place": blob.f64(place),
+        "bytes": blob.f64(kept.iter().map(|block| block.life.bytes)),
+        "born": blob.f64(kept.iter().map(|block| block.life.born)),
+        "died": blob.f64(kept.iter().map(|block| block.died.unwrap_or(NEVER))),
+        "last_use": blob.f64(kept.iter().map(|block| block.life.last_use.unwrap_or(NEVER))),
+        "series": blob.u8(kept.iter().map(|block| block.life.tag)),
+        "tag": blob.u32(tag),
+        "stream": blob.u32(stream),
+        "thread": blob.u32(thread),
+        "query": blob.u32(query),
+        "site": blob.u32(site),
+        // Frames of the sampled stack, one per line.
+        "stack": blob.u32(stack),
+        "served_by": blob.u32(served_by),
+        "latency": blob.u32(kept.iter().map(|block| block.calls.latency_nanos)),
+        "freed_stream": blob.u32(freed_stream),
+        "freed_thread": blob.u32(freed_thread),
+        "uses": blob.u32(kept.iter().map(|block| block.calls.uses)),
+        // Uses of all blocks, concatenated; index of the first use of each block.
+        "first_use": blob.u32(first_use),
+        "use_time": blob.f64(uses.iter().map(|used| used.time)),
+        "use_stream": blob.u32(use_stream),
+        "use_thread": blob.u32(use_thread),
+        "use_access": blob.u8(uses.iter().map(|used| used.access)),
+    })
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::analysis::Analysis;
-use crate::data::PageData;
+use crate::data::page_data;
 
 const STYLE: &str = include_str!("page/style.css");
 const MARKUP: &str = include_str!("page/page.html");
@@ -81,10 +81,10 @@ pub fn render(
     text: &str,
 ) -> Result<String, String> {
     let mut blob = Blob::default();
-    let data = PageData::new(analysis, other, budget, &mut blob);
-    let mut json = serde_json::to_value(&data).map_err(|error| error.to_string())?;
+    let mut json = page_data(analysis, other, budget, &mut blob);
     crate::escape::texts(&mut json);
     let json = json.to_string();
+    let title = format!("{} - device memory", crate::escape::line(&analysis.file));
     let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
     let policy = format!(
         "default-src 'none'; script-src '{}'; style-src '{}'; base-uri 'none'; form-action 'none'",
@@ -93,7 +93,7 @@ pub fn render(
     );
     let parts = [
         ("@POLICY@", policy),
-        ("@TITLE@", escape(&data.title())),
+        ("@TITLE@", escape(&title)),
         ("@STYLE@", STYLE.to_owned()),
         ("@TEXT@", escape(text)),
         ("@DATA@", escape_json(&json)),

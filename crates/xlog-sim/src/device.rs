@@ -177,8 +177,7 @@ impl SimDevice {
     /// Queues a simulated kernel. Its arguments must be live, and may overlap only if all overlapping ones are read-only.
     pub fn launch(&self, stream: StreamHandle, kernel: SimKernel) -> DriverResult<()> {
         let SimKernel { name, ranges, body } = kernel;
-        let mut state = self.enter(Call::Launch)?;
-        self.check_stream(&state, Call::Launch, stream)?;
+        let mut state = self.enter_on(Call::Launch, stream)?;
         refuse_overlap(&ranges)?;
         let arguments = ranges
             .iter()
@@ -244,6 +243,13 @@ impl SimDevice {
 
     pub(crate) fn enter(&self, call: Call) -> DriverResult<Guard<'_>> {
         self.shared.enter(self.ordinal(), call)
+    }
+
+    /// [`SimDevice::enter`] for a call that names a stream.
+    pub(crate) fn enter_on(&self, call: Call, stream: StreamHandle) -> DriverResult<Guard<'_>> {
+        let state = self.enter(call)?;
+        self.check_stream(&state, call, stream)?;
+        Ok(state)
     }
 
     /// Adds to the host's simulated time.

@@ -99,8 +99,7 @@ impl Driver for SimDevice {
     }
 
     unsafe fn stream_destroy(&self, stream: StreamHandle) -> DriverResult<()> {
-        let mut state = self.enter(Call::StreamDestroy)?;
-        self.check_stream(&state, Call::StreamDestroy, stream)?;
+        let mut state = self.enter_on(Call::StreamDestroy, stream)?;
         let abandoned = match state.graphs.captures.contains_key(&stream.number()) {
             true => state.close_capture(stream.number()).err(),
             false => None,
@@ -117,8 +116,7 @@ impl Driver for SimDevice {
 
     fn stream_synchronize(&self, stream: StreamHandle) -> DriverResult<()> {
         let call = Call::StreamSynchronize;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         self.refuse_captured(&mut state, call, stream, true)?;
         Self::cost(&mut state, |model| model.synchronize);
         let marker = state.push_marker(stream, "synchronize");
@@ -129,8 +127,7 @@ impl Driver for SimDevice {
     }
 
     fn stream_query(&self, stream: StreamHandle) -> DriverResult<bool> {
-        let mut state = self.enter(Call::StreamQuery)?;
-        self.check_stream(&state, Call::StreamQuery, stream)?;
+        let mut state = self.enter_on(Call::StreamQuery, stream)?;
         self.refuse_captured(&mut state, Call::StreamQuery, stream, true)?;
         Self::cost(&mut state, |model| model.stream_query);
         let known = state.streams.get(&stream.number()).filter(|s| s.is_drained());
@@ -142,23 +139,20 @@ impl Driver for SimDevice {
     }
 
     fn stream_is_idle(&self, stream: StreamHandle) -> DriverResult<bool> {
-        let mut state = self.enter(Call::StreamIsIdle)?;
-        self.check_stream(&state, Call::StreamIsIdle, stream)?;
+        let mut state = self.enter_on(Call::StreamIsIdle, stream)?;
         self.refuse_captured(&mut state, Call::StreamIsIdle, stream, true)?;
         Self::cost(&mut state, |model| model.stream_query);
         Ok(state.streams.get(&stream.number()).is_some_and(|stream| stream.is_drained()))
     }
 
     fn stream_id(&self, stream: StreamHandle) -> DriverResult<u64> {
-        let state = self.enter(Call::StreamId)?;
-        self.check_stream(&state, Call::StreamId, stream)?;
+        let _state = self.enter_on(Call::StreamId, stream)?;
         // A machine never reuses a handle; its number makes the id unique in the process.
         Ok((self.shared.machine << 40) | stream.number())
     }
 
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
-        let state = self.enter(Call::StreamCapture)?;
-        self.check_stream(&state, Call::StreamCapture, stream)?;
+        let state = self.enter_on(Call::StreamCapture, stream)?;
         let captured_by = state.streams.get(&stream.number()).and_then(|stream| stream.captured_by);
         Ok(match captured_by {
             None => CaptureStatus::None,
@@ -170,8 +164,7 @@ impl Driver for SimDevice {
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> DriverResult<()> {
-        let mut state = self.enter(Call::StreamWaitEvent)?;
-        self.check_stream(&state, Call::StreamWaitEvent, stream)?;
+        let mut state = self.enter_on(Call::StreamWaitEvent, stream)?;
         self.check_event(&state, Call::StreamWaitEvent, event)?;
         Self::cost(&mut state, |model| model.stream_wait);
         if self.wait_in_capture(&mut state, stream, event)? {
@@ -323,8 +316,7 @@ impl Driver for SimDevice {
         stream: StreamHandle,
     ) -> DriverResult<()> {
         let call = Call::Memset;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -335,8 +327,7 @@ impl Driver for SimDevice {
 
     unsafe fn copy_htod(&self, dst: u64, src: &[u8], stream: StreamHandle) -> DriverResult<()> {
         let call = Call::CopyHtod;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         if src.is_empty() {
             return Ok(());
         }
@@ -380,8 +371,7 @@ impl Driver for SimDevice {
 
     unsafe fn copy_dtoh(&self, dst: &mut [u8], src: u64, stream: StreamHandle) -> DriverResult<()> {
         let call = Call::CopyDtoh;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         if dst.is_empty() {
             return Ok(());
         }
@@ -435,8 +425,7 @@ impl Driver for SimDevice {
         stream: StreamHandle,
     ) -> DriverResult<()> {
         let call = Call::CopyDtod;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         if bytes == 0 {
             return Ok(());
         }
@@ -454,16 +443,14 @@ impl Driver for SimDevice {
     }
 
     fn host_fn(&self, stream: StreamHandle, work: HostFn) -> DriverResult<()> {
-        let mut state = self.enter(Call::HostFn)?;
-        self.check_stream(&state, Call::HostFn, stream)?;
+        let mut state = self.enter_on(Call::HostFn, stream)?;
         self.refuse_captured(&mut state, Call::HostFn, stream, false)?;
         self.push(&mut state, stream, Label::Fixed("host_fn"), OpKind::HostFn(work), Vec::new());
         Ok(())
     }
 
     fn hold(&self, stream: StreamHandle) -> DriverResult<Gate> {
-        let mut state = self.enter(Call::Hold)?;
-        self.check_stream(&state, Call::Hold, stream)?;
+        let mut state = self.enter_on(Call::Hold, stream)?;
         self.refuse_captured(&mut state, Call::Hold, stream, false)?;
         let gate = Arc::new(GateState::default());
         let kind = OpKind::Gate(Arc::clone(&gate));

@@ -24,8 +24,7 @@ impl SimDevice {
 impl Graphs for SimDevice {
     fn begin_capture(&self, stream: StreamHandle, _mode: CaptureMode) -> DriverResult<()> {
         let call = Call::BeginCapture;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         self.refuse_captured(&mut state, call, stream, false)?;
         state.open_capture(stream);
         Ok(())
@@ -33,8 +32,7 @@ impl Graphs for SimDevice {
 
     fn end_capture(&self, stream: StreamHandle) -> DriverResult<GraphHandle> {
         let call = Call::EndCapture;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         if !state.graphs.captures.contains_key(&stream.number()) {
             let value = format!("{stream}, on which no capture began");
             return Err(DriverError::invalid(call.name(), value, "the stream of begin_capture"));
@@ -52,8 +50,7 @@ impl Graphs for SimDevice {
 
     fn capture_info(&self, stream: StreamHandle) -> DriverResult<Option<CaptureInfo>> {
         let call = Call::CaptureInfo;
-        let state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let state = self.enter_on(call, stream)?;
         let origin = state.capture_of(stream);
         let capture = origin.and_then(|origin| state.graphs.captures.get(&origin));
         Ok(capture.filter(|capture| capture.broken.is_none()).map(|capture| CaptureInfo {
@@ -77,8 +74,7 @@ impl Graphs for SimDevice {
 
     unsafe fn graph_launch(&self, exec: GraphExecHandle, stream: StreamHandle) -> DriverResult<()> {
         let call = Call::GraphLaunch;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         self.refuse_captured(&mut state, call, stream, false)?;
         self.queue_graph(&mut state, exec.number(), stream)
     }

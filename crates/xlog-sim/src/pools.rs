@@ -20,9 +20,14 @@ const GROWTH: u64 = 32 << 20;
 const SEGMENT_ALIGN: u64 = 2 << 20;
 
 impl SimDevice {
-    fn check_pool(&self, state: &State, call: Call, pool: PoolHandle) -> DriverResult<()> {
-        match state.pools.get(&pool.number()) {
-            Some(known) if known.ordinal == self.ordinal() && !known.destroyed => Ok(()),
+    fn live_pool<'s>(
+        &self,
+        state: &'s mut State,
+        call: Call,
+        pool: PoolHandle,
+    ) -> DriverResult<&'s mut Pool> {
+        match state.pools.get_mut(&pool.number()) {
+            Some(known) if known.ordinal == self.ordinal() && !known.destroyed => Ok(known),
             _ => Err(DriverError::invalid(
                 call.name(),
                 format!("{pool}, unknown or destroyed"),
@@ -144,13 +149,11 @@ impl AsyncPools for SimDevice {
 
     unsafe fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolDestroy)?;
-        self.check_pool(&state, Call::PoolDestroy, pool)?;
-        if let Some(known) = state.pools.get_mut(&pool.number()) {
-            known.destroyed = true;
-            known.options.release_threshold = 0;
-            if known.usage.reserved == 0 {
-                state.pools.remove(&pool.number());
-            }
+        let known = self.live_pool(&mut state, Call::PoolDestroy, pool)?;
+        known.destroyed = true;
+        known.options.release_threshold = 0;
+        if known.usage.reserved == 0 {
+            state.pools.remove(&pool.number());
         }
         self.release_pool(&mut state, pool.number(), 0);
         Ok(())
@@ -158,31 +161,24 @@ impl AsyncPools for SimDevice {
 
     fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolSet)?;
-        self.check_pool(&state, Call::PoolSet, pool)?;
-        if let Some(known) = state.pools.get_mut(&pool.number()) {
-            known.options.release_threshold = bytes;
-        }
+        self.live_pool(&mut state, Call::PoolSet, pool)?.options.release_threshold = bytes;
         Ok(())
     }
 
     fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolSet)?;
-        self.check_pool(&state, Call::PoolSet, pool)?;
-        if let Some(known) = state.pools.get_mut(&pool.number()) {
-            known.options.reuse = reuse;
-        }
+        self.live_pool(&mut state, Call::PoolSet, pool)?.options.reuse = reuse;
         Ok(())
     }
 
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
-        let state = self.enter(Call::PoolUsage)?;
-        self.check_pool(&state, Call::PoolUsage, pool)?;
-        Ok(state.pools.get(&pool.number()).map(|known| known.usage).unwrap_or_default())
+        let mut state = self.enter(Call::PoolUsage)?;
+        Ok(self.live_pool(&mut state, Call::PoolUsage, pool)?.usage)
     }
 
     fn pool_trim(&self, pool: PoolHandle, keep_bytes: u64) -> DriverResult<()> {
         let mut state = self.enter(Call::PoolTrim)?;
-        self.check_pool(&state, Call::PoolTrim, pool)?;
+        self.live_pool(&mut state, Call::PoolTrim, pool)?;
         self.release_pool(&mut state, pool.number(), keep_bytes);
         Ok(())
     }
@@ -194,11 +190,10 @@ impl AsyncPools for SimDevice {
         stream: StreamHandle,
     ) -> DriverResult<u64> {
         let call = Call::AllocAsync;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         // CUDA would make it a node of the graph, which the runtime never wants, so the capture is invalidated.
         self.refuse_captured(&mut state, call, stream, true)?;
-        self.check_pool(&state, call, pool)?;
+        self.live_pool(&mut state, call, pool)?;
         if bytes == 0 {
             return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
         }
@@ -227,8 +222,7 @@ impl AsyncPools for SimDevice {
 
     unsafe fn free_async(&self, ptr: u64, stream: StreamHandle) -> DriverResult<()> {
         let call = Call::FreeAsync;
-        let mut state = self.enter(call)?;
-        self.check_stream(&state, call, stream)?;
+        let mut state = self.enter_on(call, stream)?;
         self.refuse_captured(&mut state, call, stream, true)?;
         let pool = match state.space.starting_at(ptr).map(|region| (&region.kind, region.ordinal)) {
             Some((RegionKind::Block { owner: Owner::Pool(pool), .. }, ordinal))

@@ -104,13 +104,18 @@ pub struct Fields {
     pub stack: Option<StackId>,
 }
 
+/// Returns the logarithm of a power of two plus one; 0 for another number.
+#[inline(always)]
+fn alignment_code(alignment: u64) -> u8 {
+    if alignment.is_power_of_two() { alignment.trailing_zeros() as u8 + 1 } else { 0 }
+}
+
 impl Record {
     /// Creates a record from all its values, without branches, for hot paths.
     #[inline(always)]
     pub fn from_fields(fields: Fields) -> Self {
         let flag = |is_there: bool, bit: u8| if is_there { bit } else { 0 };
         let access = fields.access.map_or(0, UseAccess::bits);
-        let alignment = fields.alignment.unwrap_or(0);
         Self {
             order: fields.order,
             time: fields.time_nanos,
@@ -131,11 +136,7 @@ impl Record {
             stack: fields.stack.map_or(0, StackId::raw),
             action: fields.action.code(),
             path: fields.served_by.code(),
-            alignment: if alignment.is_power_of_two() {
-                alignment.trailing_zeros() as u8 + 1
-            } else {
-                0
-            },
+            alignment: alignment_code(fields.alignment.unwrap_or(0)),
             flags: flag(fields.stream.is_some(), HAS_STREAM)
                 | flag(fields.ptr.is_some(), HAS_PTR)
                 | flag(fields.bytes.is_some(), HAS_BYTES)
@@ -252,74 +253,31 @@ impl Record {
         if self.flags & HAS_GRANTED != 0 { self.granted } else { self.bytes }
     }
 
-    /// Sets the thread.
-    #[must_use]
-    pub const fn with_thread(mut self, thread: u64) -> Self {
-        self.thread = thread;
-        self
-    }
-
-    /// Sets the time.
-    #[must_use]
-    pub const fn with_time_nanos(mut self, nanos: u64) -> Self {
-        self.time = nanos;
-        self
-    }
-
-    /// Sets the process. A recorder fills in its own.
-    #[must_use]
-    pub const fn with_process(mut self, process: u32) -> Self {
-        self.process = process;
-        self
-    }
-
-    /// Sets the alignment; one that is not a power of two is ignored.
-    #[must_use]
-    pub const fn with_alignment(mut self, alignment: u64) -> Self {
-        self.alignment =
-            if alignment.is_power_of_two() { alignment.trailing_zeros() as u8 + 1 } else { 0 };
-        self
-    }
-
-    /// Sets the tag.
-    #[must_use]
-    pub const fn with_tag(mut self, tag: NameId) -> Self {
-        self.tag = tag.raw();
-        self
-    }
-
-    /// Sets the duration of the call, saturating.
-    #[must_use]
-    pub const fn with_latency_nanos(mut self, nanos: u64) -> Self {
-        self.latency = if nanos > u32::MAX as u64 { u32::MAX } else { nanos as u32 };
-        self
-    }
-
-    /// Sets the path that served the request.
-    #[must_use]
-    pub const fn with_served_by(mut self, path: ServedBy) -> Self {
-        self.path = path.code();
-        self
+    xlog_base::setters! {
+        /// Sets the thread.
+        with_thread(thread: u64) { thread: thread }
+        /// Sets the time.
+        with_time_nanos(nanos: u64) { time: nanos }
+        /// Sets the process. A recorder fills in its own.
+        with_process(process: u32) { process: process }
+        /// Sets the alignment; one that is not a power of two is ignored.
+        with_alignment(alignment: u64) { alignment: alignment_code(alignment) }
+        /// Sets the tag.
+        with_tag(tag: NameId) { tag: tag.raw() }
+        /// Sets the duration of the call, saturating.
+        with_latency_nanos(nanos: u64) { latency: u32::try_from(nanos).unwrap_or(u32::MAX) }
+        /// Sets the path that served the request.
+        with_served_by(path: ServedBy) { path: path.code() }
+        /// Sets the source location of the call.
+        with_site(site: NameId) { site: site.raw() }
+        /// Sets the stack of the call.
+        with_stack(stack: StackId) { stack: stack.raw() }
     }
 
     /// Sets the access of a use.
     #[must_use]
     pub const fn with_access(mut self, access: UseAccess) -> Self {
         self.flags = (self.flags & !(3 << ACCESS_SHIFT)) | (access.bits() << ACCESS_SHIFT);
-        self
-    }
-
-    /// Sets the source location of the call.
-    #[must_use]
-    pub const fn with_site(mut self, site: NameId) -> Self {
-        self.site = site.raw();
-        self
-    }
-
-    /// Sets the stack of the call.
-    #[must_use]
-    pub const fn with_stack(mut self, stack: StackId) -> Self {
-        self.stack = stack.raw();
         self
     }
 

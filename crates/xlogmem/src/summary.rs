@@ -1,14 +1,16 @@
 //! `xlogmem summary`: counts and bytes of a log.
 //!
 //! Records are ordered in bounded memory; the report counts those that arrived too late for that.
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::Serialize;
-use xlog_report::text::{seconds, times_text};
+use serde_json::{Value, json};
+use xlog_report::text::{call_times, seconds};
 use xlog_report::text_report::{TextReport, count, size};
 use xlog_report::{Input, LogFormat, ReadingReport, Strict, Trouble};
-use xlog_trace::{Ordered, ReservedUsage, Source, Summary, TimesReport, Usage};
+use xlog_trace::{Leak, Ordered, ReservedUsage, Source, Summary, Usage};
 
 use crate::Output;
 use crate::cli::{Refusal, option};
@@ -43,94 +45,6 @@ pub(crate) struct SummaryArguments {
     json: bool,
 }
 
-#[derive(Serialize, Debug)]
-struct TagRow {
-    name: String,
-    #[serde(flatten)]
-    usage: Usage,
-}
-
-impl TagRow {
-    fn new(name: &str, usage: &Usage) -> Self {
-        Self { name: name.to_owned(), usage: *usage }
-    }
-}
-
-#[derive(Serialize, Debug)]
-struct StackRow {
-    /// The innermost frame first.
-    frames: Vec<String>,
-    #[serde(flatten)]
-    usage: Usage,
-}
-
-#[derive(Serialize, Debug)]
-struct TimesRow {
-    action: String,
-    #[serde(flatten)]
-    times: TimesReport,
-}
-
-/// Requests within one power of two.
-#[derive(Serialize, Debug)]
-struct SizeRow {
-    /// The minimum size of this row.
-    from: u64,
-    requests: u64,
-}
-
-#[derive(Serialize, Debug)]
-struct LeakRow {
-    pointer: String,
-    bytes: u64,
-    tag: String,
-    /// Source location of the allocation; empty if the log lacks it.
-    site: String,
-    /// The sampled stack of the allocation, the innermost frame first.
-    stack: Vec<String>,
-    stream: Option<u32>,
-    thread: u64,
-    order: u64,
-    age_nanos: u64,
-}
-
-#[derive(Serialize, Debug)]
-struct Named {
-    name: String,
-    count: u64,
-}
-
-/// The summary, as it appears in JSON. Every field is always present.
-#[derive(Serialize, Debug, Default)]
-struct Numbers {
-    actions: Vec<Named>,
-    paths: Vec<Named>,
-    failures: Vec<Named>,
-    total: Option<TagRow>,
-    peak_order: u64,
-    peak_time_nanos: u64,
-    #[serde(skip)]
-    peak_after_nanos: u64,
-    duration_nanos: u64,
-    by_tag: Vec<TagRow>,
-    by_stream: Vec<TagRow>,
-    by_thread: Vec<TagRow>,
-    by_query: Vec<TagRow>,
-    by_site: Vec<TagRow>,
-    by_stack: Vec<StackRow>,
-    by_device: Vec<TagRow>,
-    /// By action, for records with a time.
-    call_times: Vec<TimesRow>,
-    sizes: Vec<SizeRow>,
-    leaks: Vec<LeakRow>,
-    unknown_frees: u64,
-    missing_frees: u64,
-    /// Reserved device memory, in use or not; `null` if the log has no segments.
-    reserved: Option<ReservedUsage>,
-    /// Records that arrived too late to be ordered; if zero, peaks are exact.
-    late_records: u64,
-}
-
 #[derive(Serialize, Debug, Default)]
 struct Report {
     schema: u32,
@@ -139,7 +53,17 @@ struct Report {
     log: String,
     format: Option<&'static str>,
     reading: Option<ReadingReport>,
-    numbers: Option<Numbers>,
+    /// Every field is always present.
+    numbers: Option<Value>,
+    #[serde(skip)]
+    counts: Option<Counts>,
+}
+
+#[derive(Debug)]
+struct Counts {
+    summary: Summary,
+    /// Records that arrived too late to be ordered; if zero, peaks are exact.
+    late_records: u64,
 }
 
 pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
@@ -166,75 +90,69 @@ fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
     report.reading = Some(ReadingReport::new(source.report()));
     let summary = summary.map_err(|error| input.blame(&error))?;
     input.check(source.report())?;
-    report.numbers = Some(Numbers::new(&summary, source.late()));
+    let counts = Counts { summary, late_records: source.late() };
+    report.numbers = Some(counts.to_json());
+    report.counts = Some(counts);
     Ok(())
 }
 
-impl Numbers {
-    fn new(summary: &Summary, late_records: u64) -> Self {
-        let all = |rows: &[(String, Usage)]| {
-            rows.iter().map(|(name, usage)| TagRow::new(name, usage)).collect()
+/// Adds a name to the fields of `row`.
+fn named(key: &str, name: impl Serialize, row: impl Serialize) -> Value {
+    let mut row = json!(row);
+    row[key] = json!(name);
+    row
+}
+
+fn by_name(rows: &[(String, Usage)]) -> Vec<Value> {
+    rows.iter().map(|(name, usage)| named("name", name, usage)).collect()
+}
+
+fn counted<K: ToString>(counts: &BTreeMap<K, u64>) -> Vec<Value> {
+    counts.iter().map(|(name, count)| json!({ "name": name.to_string(), "count": count })).collect()
+}
+
+impl Counts {
+    /// The time of the first record, and of the last one after it.
+    fn span(&self) -> (u64, u64) {
+        self.summary.time_nanos.map_or((0, 0), |(first, last)| (first, last - first))
+    }
+
+    fn to_json(&self) -> Value {
+        let summary = &self.summary;
+        let by_stack = summary.by_stack.iter();
+        let by_device = summary.by_device.iter();
+        let times = summary.times.iter();
+        let sizes = summary.sizes.rows();
+        let leak = |leak: &Leak| {
+            json!({
+                "pointer": format!("{:#x}", leak.block.ptr), "bytes": leak.block.charged, "tag": leak.tag, "site": leak.site,
+                "stack": leak.stack, "stream": leak.block.stream, "thread": leak.block.thread, "order": leak.block.order,
+                "age_nanos": leak.age_nanos,
+            })
         };
-        let times = &summary.times;
-        let named = |name: &dyn ToString, count: u64| Named { name: name.to_string(), count };
-        Self {
-            actions: summary.actions.iter().map(|(name, count)| named(name, *count)).collect(),
-            paths: summary.paths.iter().map(|(name, count)| named(name, *count)).collect(),
-            failures: summary.failures.iter().map(|(name, count)| named(name, *count)).collect(),
-            total: Some(TagRow::new("all", &summary.total)),
-            peak_order: summary.peak_order,
-            peak_time_nanos: summary.peak_time_nanos,
-            peak_after_nanos: summary
-                .time_nanos
-                .map_or(0, |(first, _)| summary.peak_time_nanos.saturating_sub(first)),
-            duration_nanos: summary.time_nanos.map_or(0, |(first, last)| last - first),
-            by_tag: all(&summary.by_tag),
-            by_stream: all(&summary.by_stream),
-            by_thread: all(&summary.by_thread),
-            by_query: all(&summary.by_query),
-            by_site: all(&summary.by_site),
-            by_stack: summary
-                .by_stack
-                .iter()
-                .map(|(frames, usage)| StackRow { frames: frames.clone(), usage: *usage })
-                .collect(),
-            call_times: times
-                .iter()
-                .map(|(action, times)| TimesRow {
-                    action: action.to_string(),
-                    times: times.report(),
-                })
-                .collect(),
-            by_device: summary
-                .by_device
-                .iter()
-                .map(|(device, usage)| TagRow::new(&device.to_string(), usage))
-                .collect(),
-            sizes: summary
-                .sizes
-                .rows()
-                .map(|(from, requests)| SizeRow { from, requests })
-                .collect(),
-            leaks: summary
-                .leaks
-                .iter()
-                .map(|leak| LeakRow {
-                    pointer: format!("{:#x}", leak.block.ptr),
-                    bytes: leak.block.charged,
-                    tag: leak.tag.clone(),
-                    site: leak.site.clone(),
-                    stack: leak.stack.clone(),
-                    stream: leak.block.stream,
-                    thread: leak.block.thread,
-                    order: leak.block.order,
-                    age_nanos: leak.age_nanos,
-                })
-                .collect(),
-            unknown_frees: summary.unknown_frees,
-            missing_frees: summary.missing_frees,
-            reserved: summary.reserved,
-            late_records,
-        }
+        json!({
+            "actions": counted(&summary.actions),
+            "paths": counted(&summary.paths),
+            "failures": counted(&summary.failures),
+            "total": named("name", "all", summary.total),
+            "peak_order": summary.peak_order,
+            "peak_time_nanos": summary.peak_time_nanos,
+            "duration_nanos": self.span().1,
+            "by_tag": by_name(&summary.by_tag),
+            "by_stream": by_name(&summary.by_stream),
+            "by_thread": by_name(&summary.by_thread),
+            "by_query": by_name(&summary.by_query),
+            "by_site": by_name(&summary.by_site),
+            "by_stack": by_stack.map(|(frames, usage)| named("frames", frames, usage)).collect::<Vec<_>>(),
+            "by_device": by_device.map(|(device, usage)| named("name", device.to_string(), usage)).collect::<Vec<_>>(),
+            "call_times": times.map(|(action, times)| named("action", action.to_string(), times.report())).collect::<Vec<_>>(),
+            "sizes": sizes.map(|(from, requests)| json!({ "from": from, "requests": requests })).collect::<Vec<_>>(),
+            "leaks": summary.leaks.iter().map(leak).collect::<Vec<_>>(),
+            "unknown_frees": summary.unknown_frees,
+            "missing_frees": summary.missing_frees,
+            "reserved": summary.reserved,
+            "late_records": self.late_records,
+        })
     }
 }
 
@@ -248,43 +166,42 @@ fn render(report: &Report) -> String {
     if let Some(reading) = &report.reading {
         reading.render(&mut page);
     }
-    if let (Some(numbers), Some(reading)) = (&report.numbers, &report.reading) {
-        figures(&mut page, numbers, reading);
+    if let (Some(counts), Some(reading)) = (&report.counts, &report.reading) {
+        figures(&mut page, counts, reading);
     }
-    let total = report.numbers.as_ref().and_then(|numbers| numbers.total.as_ref());
-    let verdict = match (&report.error, &report.reading, total) {
-        (None, Some(reading), Some(total)) => {
-            format!("{}: {}", report.log, reading.freed(&total.usage))
+    let verdict = match (&report.error, &report.reading, &report.counts) {
+        (None, Some(reading), Some(counts)) => {
+            format!("{}: {}", report.log, reading.freed(&counts.summary.total))
         }
         (error, ..) => error.clone().unwrap_or_default(),
     };
     page.close(&verdict)
 }
 
-fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
+fn figures(page: &mut TextReport, counts: &Counts, reading: &ReadingReport) {
+    let (summary, total) = (&counts.summary, &counts.summary.total);
+    let (first, duration) = counts.span();
     page.title("Memory");
-    if let Some(TagRow { usage: total, .. }) = &numbers.total {
-        page.line(
-            "calls",
-            &format!(
-                "{}, {}, {}",
-                count(total.allocations, "allocation"),
-                count(total.frees, "free"),
-                count(total.failures, "failure")
-            ),
-        );
-        page.line(
-            "peak granted",
-            &format!("{} in {}", size(total.peak_bytes), count(total.peak_blocks, "block")),
-        );
-        let after = seconds(numbers.peak_after_nanos);
-        page.line("at", &format!("{after} after the first record, order {}", numbers.peak_order));
-        page.line(
-            "at the end",
-            &format!("{} in {}", size(total.live_bytes), count(total.live_blocks, "block")),
-        );
-    }
-    if let Some(usage) = &numbers.reserved {
+    page.line(
+        "calls",
+        &format!(
+            "{}, {}, {}",
+            count(total.allocations, "allocation"),
+            count(total.frees, "free"),
+            count(total.failures, "failure")
+        ),
+    );
+    page.line(
+        "peak granted",
+        &format!("{} in {}", size(total.peak_bytes), count(total.peak_blocks, "block")),
+    );
+    let after = seconds(summary.peak_time_nanos.saturating_sub(first));
+    page.line("at", &format!("{after} after the first record, order {}", summary.peak_order));
+    page.line(
+        "at the end",
+        &format!("{} in {}", size(total.live_bytes), count(total.live_blocks, "block")),
+    );
+    if let Some(usage) = &summary.reserved {
         let ReservedUsage { peak_bytes, at_peak_bytes, end_bytes, .. } = *usage;
         let text = format!(
             "{} at most, {} at the peak, {} at the end",
@@ -294,70 +211,66 @@ fn figures(page: &mut TextReport, numbers: &Numbers, reading: &ReadingReport) {
         );
         page.line("reserved", &text);
     }
-    page.line("duration", &seconds(numbers.duration_nanos));
-    if numbers.unknown_frees + numbers.missing_frees + numbers.late_records > 0 {
+    page.line("duration", &seconds(duration));
+    if summary.unknown_frees + summary.missing_frees + counts.late_records > 0 {
         page.line(
             "gaps",
             &format!(
                 "{} frees of unknown blocks, {} frees missing, {} records out of order",
-                numbers.unknown_frees, numbers.missing_frees, numbers.late_records
+                summary.unknown_frees, summary.missing_frees, counts.late_records
             ),
         );
     }
-    for failure in &numbers.failures {
-        page.line("failed", &format!("{}: {}", count(failure.count, "time"), failure.name));
+    for (kind, times) in &summary.failures {
+        page.line("failed", &format!("{}: {kind}", count(*times, "time")));
     }
-    table(page, "By tag", &numbers.by_tag);
-    table(page, "By stream", &numbers.by_stream);
-    if numbers.by_thread.len() > 1 {
-        table(page, "By thread", &numbers.by_thread);
+    table(page, "By tag", &summary.by_tag);
+    table(page, "By stream", &summary.by_stream);
+    if summary.by_thread.len() > 1 {
+        table(page, "By thread", &summary.by_thread);
     }
-    if !numbers.by_query.is_empty() {
-        table(page, "By query", &numbers.by_query);
+    if !summary.by_query.is_empty() {
+        table(page, "By query", &summary.by_query);
     }
-    if !numbers.by_site.is_empty() {
-        table(page, "By call site", &numbers.by_site);
+    if !summary.by_site.is_empty() {
+        table(page, "By call site", &summary.by_site);
     }
-    if !numbers.by_stack.is_empty() {
-        stacks(page, &numbers.by_stack);
+    if !summary.by_stack.is_empty() {
+        stacks(page, &summary.by_stack);
     }
-    if numbers.by_device.len() > 1 {
-        table(page, "By device", &numbers.by_device);
+    if summary.by_device.len() > 1 {
+        let named = |(device, usage): (&u32, &Usage)| (device.to_string(), *usage);
+        table(page, "By device", &summary.by_device.iter().map(named).collect::<Vec<_>>());
     }
-    if !numbers.call_times.is_empty() {
-        page.title("Call times");
-    }
-    for row in &numbers.call_times {
-        page.line(&row.action, &times_text(&row.times));
-    }
+    call_times(page, &summary.times);
     page.title("Sizes");
-    for row in &numbers.sizes {
-        page.line(&format!("from {}", size(row.from)), &count(row.requests, "request"));
+    for (from, requests) in summary.sizes.rows() {
+        page.line(&format!("from {}", size(from)), &count(requests, "request"));
     }
-    if !numbers.leaks.is_empty() {
+    if !summary.leaks.is_empty() {
         page.title(reading.leaks_title());
     }
-    for leak in numbers.leaks.iter().take(ROWS) {
+    for leak in summary.leaks.iter().take(ROWS) {
         let tag = if leak.tag.is_empty() { "untagged" } else { &leak.tag };
         let at = if leak.site.is_empty() { "" } else { ", at " };
         page.line(
-            &leak.pointer,
+            &format!("{:#x}", leak.block.ptr),
             &format!(
                 "{}, {tag}{at}{}, order {}, age {:.3} s",
-                size(leak.bytes),
+                size(leak.block.charged),
                 leak.site,
-                leak.order,
+                leak.block.order,
                 leak.age_nanos as f64 / 1e9
             ),
         );
     }
-    more(page, numbers.leaks.len());
+    more(page, summary.leaks.len());
 }
 
-fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
+fn table(page: &mut TextReport, title: &str, rows: &[(String, Usage)]) {
     page.title(title);
-    for row in rows.iter().take(ROWS) {
-        let name = if row.name.is_empty() { "untagged" } else { &row.name };
+    for (name, usage) in rows.iter().take(ROWS) {
+        let name = if name.is_empty() { "untagged" } else { name };
         // A long name gets a line of its own above its figures.
         let mut label = name;
         if name.chars().count() > 18 {
@@ -368,9 +281,9 @@ fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
             label,
             &format!(
                 "peak granted {}, at the end {}, {}",
-                size(row.usage.peak_bytes),
-                size(row.usage.live_bytes),
-                count(row.usage.allocations, "allocation")
+                size(usage.peak_bytes),
+                size(usage.live_bytes),
+                count(usage.allocations, "allocation")
             ),
         );
     }
@@ -381,20 +294,20 @@ fn table(page: &mut TextReport, title: &str, rows: &[TagRow]) {
 const STACKS: usize = 3;
 const FRAMES: usize = 12;
 
-fn stacks(page: &mut TextReport, rows: &[StackRow]) {
+fn stacks(page: &mut TextReport, rows: &[(Vec<String>, Usage)]) {
     page.title("By sampled stack");
-    for row in rows.iter().take(STACKS) {
+    for (frames, usage) in rows.iter().take(STACKS) {
         page.row(&format!(
             "peak granted {}, at the end {}, {}",
-            size(row.usage.peak_bytes),
-            size(row.usage.live_bytes),
-            count(row.usage.allocations, "allocation")
+            size(usage.peak_bytes),
+            size(usage.live_bytes),
+            count(usage.allocations, "allocation")
         ));
-        for frame in row.frames.iter().take(FRAMES) {
+        for frame in frames.iter().take(FRAMES) {
             page.row(&format!("  {frame}"));
         }
-        if row.frames.len() > FRAMES {
-            page.row(&format!("  and {} more frames", row.frames.len() - FRAMES));
+        if frames.len() > FRAMES {
+            page.row(&format!("  and {} more frames", frames.len() - FRAMES));
         }
     }
     if rows.len() > STACKS {

@@ -196,7 +196,7 @@ fn same_stream(table: &mut Table) {
         table.raw(variant, "order-same-stream", 256, cost, "ns");
         table.row(&name, &figure, &goal, cost <= SAME_STREAM_BAR && made == 0);
     }
-    resource.deallocate_batch(blocks).unwrap();
+    blocks.into_iter().for_each(|block| resource.deallocate(block).unwrap());
     resource.reap_pending().unwrap();
 }
 

@@ -56,7 +56,8 @@ pub use config::{
     QUOTA_VARIABLE, RESOURCE_VARIABLE, RuntimeConfig, SANITIZER_VARIABLE, STACKS_VARIABLE,
 };
 pub use config::{GuardSetting, Layer, LedgerSetting, ResourceKind};
-pub use ledger_join::{LedgerPreview, LedgerStatus, LimitPreview};
+pub use ledger_join::LedgerStatus;
+pub use limits::{LedgerPreview, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 

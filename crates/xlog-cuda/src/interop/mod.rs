@@ -19,7 +19,7 @@ mod view;
 
 pub use cudarc;
 pub use stream::CudarcStream;
-pub use view::{ReadView, WriteView};
+pub use view::{OpenView, ReadView, WriteView};
 
 #[cfg(doc)]
 use crate::TrackedCudaSlice;

@@ -14,8 +14,8 @@ use cudarc::driver::{self as cudarc_driver, CudaContext, CudaStream};
 use xlog_base::Mutex;
 use xlog_driver::{DeviceKind, DriverError};
 
-use crate::device_runtime::{ResourceResult, StreamId};
-use crate::interop::{ReadView, WriteView};
+use crate::device_runtime::{Access, ResourceResult, StreamId};
+use crate::interop::{OpenView, ReadView, WriteView};
 use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice, XlogError};
 
 /// A stream of the runtime that cudarc can launch on.
@@ -99,7 +99,7 @@ impl CudarcStream {
         &'a self,
         slice: &'a TrackedCudaSlice<T>,
     ) -> ResourceResult<ReadView<'a, T>> {
-        ReadView::open(self, slice)
+        OpenView::open(self, slice, Access::Read)
     }
 
     /// Opens a read and write of `slice` on this stream, for cudarc calls that take a `DevicePtrMut`.
@@ -107,7 +107,7 @@ impl CudarcStream {
         &'a self,
         slice: &'a mut TrackedCudaSlice<T>,
     ) -> ResourceResult<WriteView<'a, T>> {
-        WriteView::open(self, slice)
+        OpenView::open(self, slice, Access::ReadWrite)
     }
 }
 

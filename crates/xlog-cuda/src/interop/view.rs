@@ -7,6 +7,7 @@
 //! If a view is forgotten, its use stays open, and the memory is never freed.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdeviceptr, CUresult};
@@ -17,16 +18,15 @@ use crate::device_runtime::{Access, ResourceError, ResourceResult};
 use crate::{DeviceRepr, TrackedCudaSlice, XlogError};
 
 /// An open read of a buffer on a stream, until this is dropped.
-#[must_use = "dropping the view closes its use at once"]
-pub struct ReadView<'a, T: DeviceRepr> {
-    slice: &'a TrackedCudaSlice<T>,
-    opened: Opened<'a>,
-}
+pub type ReadView<'a, T> = OpenView<'a, T, &'a TrackedCudaSlice<T>>;
 
 /// An open read and write of a buffer on a stream, until this is dropped.
+pub type WriteView<'a, T> = OpenView<'a, T, &'a mut TrackedCudaSlice<T>>;
+
+/// An open use of the buffer that `S` borrows, until this is dropped; see [`ReadView`] and [`WriteView`].
 #[must_use = "dropping the view closes its use at once"]
-pub struct WriteView<'a, T: DeviceRepr> {
-    slice: &'a mut TrackedCudaSlice<T>,
+pub struct OpenView<'a, T: DeviceRepr, S: Deref<Target = TrackedCudaSlice<T>>> {
+    slice: S,
     opened: Opened<'a>,
 }
 
@@ -34,6 +34,7 @@ pub struct WriteView<'a, T: DeviceRepr> {
 struct Opened<'a> {
     stream: &'a CudarcStream,
     ptr: CUdeviceptr,
+    access: Access,
     is_open: bool,
 }
 
@@ -45,7 +46,7 @@ impl<'a> Opened<'a> {
     ) -> ResourceResult<Self> {
         let ptr = slice.ptr();
         if slice.is_empty() {
-            return Ok(Self { stream, ptr, is_open: false });
+            return Ok(Self { stream, ptr, access, is_open: false });
         }
         let Some(runtime) = slice.runtime() else {
             return Err(ResourceError::StreamMisuse(format!(
@@ -58,17 +59,13 @@ impl<'a> Opened<'a> {
             return Err(ResourceError::unknown_stream(stream.id()));
         }
         runtime.prepare_first_use(slice, stream.id(), access)?;
-        Ok(Self { stream, ptr, is_open: true })
+        Ok(Self { stream, ptr, access, is_open: true })
     }
 
-    fn finish<T: DeviceRepr>(
-        &mut self,
-        slice: &TrackedCudaSlice<T>,
-        access: Access,
-    ) -> ResourceResult<()> {
+    fn finish<T: DeviceRepr>(&mut self, slice: &TrackedCudaSlice<T>) -> ResourceResult<()> {
         match slice.runtime() {
             Some(runtime) if std::mem::take(&mut self.is_open) => {
-                runtime.finish_first_use(slice, self.stream.id(), access)
+                runtime.finish_first_use(slice, self.stream.id(), self.access)
             }
             _ => Ok(()),
         }
@@ -95,18 +92,15 @@ impl<'a> Opened<'a> {
     }
 }
 
-impl<'a, T: DeviceRepr> ReadView<'a, T> {
-    pub(super) fn open(
-        stream: &'a CudarcStream,
-        slice: &'a TrackedCudaSlice<T>,
-    ) -> ResourceResult<Self> {
-        let opened = Opened::prepare(stream, slice, Access::Read)?;
+impl<'a, T: DeviceRepr, S: Deref<Target = TrackedCudaSlice<T>>> OpenView<'a, T, S> {
+    pub(super) fn open(stream: &'a CudarcStream, slice: S, access: Access) -> ResourceResult<Self> {
+        let opened = Opened::prepare(stream, &slice, access)?;
         Ok(Self { slice, opened })
     }
 
     /// Closes the use, as the drop does, and returns the error.
     pub fn close(mut self) -> ResourceResult<()> {
-        self.opened.finish(self.slice, Access::Read)
+        self.opened.finish(&self.slice)
     }
 
     pub(super) fn ptr(&self) -> &CUdeviceptr {
@@ -114,40 +108,14 @@ impl<'a, T: DeviceRepr> ReadView<'a, T> {
     }
 }
 
-impl<'a, T: DeviceRepr> WriteView<'a, T> {
-    pub(super) fn open(
-        stream: &'a CudarcStream,
-        slice: &'a mut TrackedCudaSlice<T>,
-    ) -> ResourceResult<Self> {
-        let opened = Opened::prepare(stream, slice, Access::ReadWrite)?;
-        Ok(Self { slice, opened })
-    }
-
-    /// Closes the use, as the drop does, and returns the error.
-    pub fn close(mut self) -> ResourceResult<()> {
-        self.opened.finish(self.slice, Access::ReadWrite)
-    }
-
-    pub(super) fn ptr(&self) -> &CUdeviceptr {
-        &self.opened.ptr
-    }
-}
-
-impl<T: DeviceRepr> Drop for ReadView<'_, T> {
+impl<T: DeviceRepr, S: Deref<Target = TrackedCudaSlice<T>>> Drop for OpenView<'_, T, S> {
     fn drop(&mut self) {
         // A drop cannot return the error; `close` does.
-        let _ = self.opened.finish(self.slice, Access::Read);
+        let _ = self.opened.finish(&self.slice);
     }
 }
 
-impl<T: DeviceRepr> Drop for WriteView<'_, T> {
-    fn drop(&mut self) {
-        // A drop cannot return the error; `close` does.
-        let _ = self.opened.finish(self.slice, Access::ReadWrite);
-    }
-}
-
-impl<T: DeviceRepr> DeviceSlice<T> for ReadView<'_, T> {
+impl<T: DeviceRepr, S: Deref<Target = TrackedCudaSlice<T>>> DeviceSlice<T> for OpenView<'_, T, S> {
     fn len(&self) -> usize {
         self.slice.len()
     }
@@ -157,23 +125,7 @@ impl<T: DeviceRepr> DeviceSlice<T> for ReadView<'_, T> {
     }
 }
 
-impl<T: DeviceRepr> DeviceSlice<T> for WriteView<'_, T> {
-    fn len(&self) -> usize {
-        self.slice.len()
-    }
-
-    fn stream(&self) -> &Arc<CudaStream> {
-        self.opened.stream.cudarc()
-    }
-}
-
-impl<T: DeviceRepr> DevicePtr<T> for ReadView<'_, T> {
-    fn device_ptr<'b>(&'b self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
-        self.opened.pointer_for(stream)
-    }
-}
-
-impl<T: DeviceRepr> DevicePtr<T> for WriteView<'_, T> {
+impl<T: DeviceRepr, S: Deref<Target = TrackedCudaSlice<T>>> DevicePtr<T> for OpenView<'_, T, S> {
     fn device_ptr<'b>(&'b self, stream: &'b CudaStream) -> (CUdeviceptr, SyncOnDrop<'b>) {
         self.opened.pointer_for(stream)
     }
@@ -185,23 +137,13 @@ impl<T: DeviceRepr> DevicePtrMut<T> for WriteView<'_, T> {
     }
 }
 
-impl fmt::Debug for Opened<'_> {
+impl<T: DeviceRepr, S: Deref<Target = TrackedCudaSlice<T>>> fmt::Debug for OpenView<'_, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Opened")
-            .field("stream", &self.stream.id())
-            .field("is_open", &self.is_open)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<T: DeviceRepr> fmt::Debug for ReadView<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadView").field("slice", &self.slice).field("use", &self.opened).finish()
-    }
-}
-
-impl<T: DeviceRepr> fmt::Debug for WriteView<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteView").field("slice", &self.slice).field("use", &self.opened).finish()
+        f.debug_struct("OpenView")
+            .field("slice", &*self.slice)
+            .field("stream", &self.opened.stream.id())
+            .field("access", &self.opened.access)
+            .field("is_open", &self.opened.is_open)
+            .finish()
     }
 }

@@ -73,7 +73,7 @@ fn run(threads: usize, operations: usize, placed: bool, retire: bool, seed: u64)
                         budget.deallocate(blocks.swap_remove(at)).unwrap();
                     }
                 }
-                budget.deallocate_batch(blocks).unwrap();
+                blocks.into_iter().for_each(|block| budget.deallocate(block).unwrap());
             });
         }
     });

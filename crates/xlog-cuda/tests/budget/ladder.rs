@@ -77,8 +77,9 @@ fn what_a_pressure_function_frees_on_a_stream_is_waited_for() {
         let _registered = budget.on_pressure({
             let budget = Arc::downgrade(&budget);
             move |_| {
+                let budget = budget.upgrade().unwrap();
                 let blocks = std::mem::take(&mut *cached.lock().unwrap());
-                budget.upgrade().unwrap().deallocate_batch(blocks).unwrap();
+                blocks.into_iter().for_each(|block| budget.deallocate(block).unwrap());
             }
         });
         let all = allocate(&*budget, 10_000).unwrap();
@@ -272,7 +273,7 @@ fn a_report_names_who_holds_what_fits_a_screen_and_is_json() {
     let json = report.to_json();
     assert!(json.starts_with("{\"cause\":\"budget\"") && json.ends_with('}'), "{json}");
     assert!(json.contains("\"tag\":\"tag \\\"39\\\"\",\"bytes\":139,\"blocks\":1"), "{json}");
-    budget.deallocate_batch(blocks).unwrap();
+    blocks.into_iter().for_each(|block| budget.deallocate(block).unwrap());
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn many_blocks_fill_the_limit_to_the_last_byte() {
     budget.deallocate(blocks.pop().unwrap()).unwrap();
     assert_eq!(allocate(&budget, 101).err(), refusal(101, 100));
     blocks.push(allocate(&budget, 100).unwrap());
-    budget.deallocate_batch(blocks).unwrap();
+    blocks.into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert_eq!(budget.remaining(), 100_000);
 }
 
@@ -51,8 +51,6 @@ fn zero_bytes_and_what_no_number_holds_are_refused_and_count_nothing() {
     let rows = allocate(&budget, 10).unwrap();
     let refused = allocate(&budget, usize::MAX).err();
     assert_eq!(refused, refusal(usize::MAX, usize::MAX - 10));
-    let sizes = [usize::MAX, usize::MAX];
-    assert!(budget.allocate_batch(&sizes, StreamId::DEFAULT, TAG).is_err());
     budget.deallocate(rows).unwrap();
     assert_eq!(budget.reserved_bytes(), 0);
 }
@@ -80,7 +78,7 @@ fn a_lowered_limit_takes_nothing_away_and_tells_who_can_help() {
     budget.set_limit(700);
     let more = allocate(&budget, 200).unwrap();
     assert_eq!(allocate(&budget, 1).err(), refusal(1, 0));
-    budget.deallocate_batch(vec![all, more]).unwrap();
+    [all, more].into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert_eq!(budget.remaining(), 700);
 }
 
@@ -94,14 +92,12 @@ fn an_inner_failure_leaves_the_books_as_they_were() {
         ResourceError::OutOfMemory { requested: 700, detail: "full".to_owned() },
     ] {
         inner.set(|state| (state.fail, state.fail_one_in) = (Some(error.clone()), 1));
-        assert_eq!(allocate(&budget, 700).err(), Some(error.clone()));
-        let batch = budget.allocate_batch(&[100, 600], StreamId::DEFAULT, TAG);
-        assert_eq!(batch.err(), Some(error));
+        assert_eq!(allocate(&budget, 700).err(), Some(error));
         assert_eq!((budget.reserved_bytes(), budget.remaining()), (300, 700));
     }
     inner.set(|state| state.fail = None);
     let all = allocate(&budget, 700).unwrap();
-    budget.deallocate_batch(vec![kept, all]).unwrap();
+    [kept, all].into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
 }
 
@@ -180,27 +176,11 @@ fn a_block_larger_than_announced_is_charged_what_it_is_or_given_back() {
     assert!(format!("{budget:?}").contains("in_flight: 0"), "{budget:?}");
     let keys = allocate(&budget, 488).unwrap();
     assert_eq!(budget.remaining(), 0);
-    budget.deallocate_batch(vec![rows, keys]).unwrap();
-    let pair = budget.allocate_batch(&[100, 200], StreamId::DEFAULT, TAG).unwrap();
+    [rows, keys].into_iter().for_each(|block| budget.deallocate(block).unwrap());
+    let pair = [100, 200].map(|bytes| allocate(&budget, bytes).unwrap());
     assert_eq!(budget.reserved_bytes(), 412);
-    assert!(budget.allocate_batch(&[300, 200], StreamId::DEFAULT, TAG).is_err());
-    assert_eq!(budget.reserved_bytes(), 412);
-    budget.deallocate_batch(pair).unwrap();
+    pair.into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
-}
-
-#[test]
-fn a_batch_is_all_or_none() {
-    let (budget, inner) = budget(1000);
-    let refused = budget.allocate_batch(&[500, 400, 101], StreamId::DEFAULT, TAG);
-    assert_eq!(refused.err(), refusal(101, 100));
-    assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
-    assert!(budget.allocate_batch(&[500, 0], StreamId::DEFAULT, TAG).is_err());
-    assert_eq!((budget.reserved_bytes(), inner.used()), (0, 0));
-    let blocks = budget.allocate_batch(&[500, 400, 100], StreamId::DEFAULT, TAG).unwrap();
-    assert_eq!((budget.remaining(), budget.usage_by_tag()[0].blocks), (0, 3));
-    budget.deallocate_batch(blocks).unwrap();
-    assert_eq!(budget.remaining(), 1000);
 }
 
 #[test]
@@ -217,7 +197,7 @@ fn what_each_tag_holds_is_counted_by_its_text() {
     assert_eq!(held, [("keys", 500, 1), ("rows", 150, 2)]);
     // Freed by another thread.
     std::thread::scope(|scope| {
-        scope.spawn(|| budget.deallocate_batch(blocks.into()).unwrap());
+        scope.spawn(|| blocks.into_iter().for_each(|block| budget.deallocate(block).unwrap()));
     });
     assert!(budget.usage_by_tag().is_empty());
 }

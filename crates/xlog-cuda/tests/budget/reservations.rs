@@ -29,7 +29,7 @@ fn all_or_nothing_and_the_rest_goes_back() {
     part.merge(budget.reserve(50).unwrap()).unwrap();
     let b = part.allocate(&budget, 150, StreamId::DEFAULT, TAG).unwrap();
     assert_eq!(budget.reserved_bytes(), 650);
-    budget.deallocate_batch(vec![rows, a, b]).unwrap();
+    [rows, a, b].into_iter().for_each(|block| budget.deallocate(block).unwrap());
     drop(part);
     assert_eq!((budget.reserved_bytes(), budget.usage_by_tag().len()), (0, 0));
 }

@@ -38,7 +38,7 @@ fn the_hard_limit_bounds_and_the_soft_limit_guarantees() {
         let _deeper = other.enter();
         budget.deallocate(allocate(&budget, 400).unwrap()).unwrap();
     }
-    budget.deallocate_batch(vec![in_tenant, in_other]).unwrap();
+    [in_tenant, in_other].into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert_eq!((tenant.used(), other.used(), budget.reserved_bytes()), (0, 0, 0));
 }
 
@@ -59,7 +59,7 @@ fn a_scope_ends_with_its_last_holder_and_its_last_byte() {
     // Its guarantee is gone, its bytes are not.
     assert_eq!(budget.usage_by_scope().len(), 2);
     let rest = allocate(&budget, 850).unwrap();
-    budget.deallocate_batch(vec![rows, rest]).unwrap();
+    [rows, rest].into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert!(budget.usage_by_scope().is_empty());
     let again = budget.scope("again", 0, 10).unwrap();
     assert_eq!((again.used(), again.hard()), (0, 10));

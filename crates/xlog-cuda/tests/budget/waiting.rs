@@ -80,7 +80,7 @@ fn a_waiter_gives_up_at_its_deadline_and_its_place_with_it() {
     assert!(begin.elapsed() >= Duration::from_millis(30));
     // Nobody is in the way of others.
     let keys = allocate(&budget, 400).unwrap();
-    budget.deallocate_batch(vec![rows, keys]).unwrap();
+    [rows, keys].into_iter().for_each(|block| budget.deallocate(block).unwrap());
     assert_eq!(budget.remaining(), 1000);
 }
 

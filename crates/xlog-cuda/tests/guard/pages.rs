@@ -220,7 +220,7 @@ fn clean_programs_between_guard_pages_are_not_reported() {
                     rig.guard.deallocate(block).unwrap();
                 }
             }
-            rig.guard.deallocate_batch(blocks).unwrap();
+            blocks.into_iter().for_each(|block| rig.guard.deallocate(block).unwrap());
             rig.guard.reap_pending().unwrap();
             rig.guard.reap_pending().unwrap();
             assert_eq!(rig.guard.bytes_outstanding(), 0);
@@ -294,7 +294,7 @@ fn sampled_blocks_keep_to_their_physical_memory_and_announce_it() {
             plain.guard.inner().charge_for(1000, MIN_ALIGN)
         );
         assert!(meter.now.load(Ordering::Relaxed) >= before + most);
-        rig.guard.deallocate_batch(blocks).unwrap();
+        blocks.into_iter().for_each(|block| rig.guard.deallocate(block).unwrap());
         rig.guard.reap_pending().unwrap();
         assert_eq!(rig.guard.bytes_outstanding(), 0);
         let next = rig.allocate(1000, &stream);

@@ -140,13 +140,15 @@ fn a_free_that_failed_half_way_is_a_free_in_the_log_once_it_is_finished() {
         ]
     );
 
-    // In a batch each block has its own answer.
+    // Each block has its own answer.
     sink.clear();
-    let blocks = resource.allocate_batch(&[KIB, KIB], STREAM, ROWS).unwrap();
+    let blocks = [KIB, KIB].map(|bytes| resource.allocate(bytes, STREAM, ROWS).unwrap());
     let [failed, freed] = [&blocks[0], &blocks[1]].map(|block| Some(block.generation.0));
     sink.clear();
     fail_next_free();
-    resource.deallocate_batch(blocks).unwrap_err();
+    let [failing, freeing] = blocks;
+    resource.deallocate(failing).unwrap_err();
+    resource.deallocate(freeing).unwrap();
     resource.reap_pending().unwrap();
     assert_eq!(
         said(&sink.snapshot()),

@@ -122,31 +122,30 @@ fn a_failing_sink_is_counted_and_fails_nothing() {
 }
 
 #[test]
-fn batches_log_each_block_and_a_failed_part_by_name() {
+fn each_answer_is_logged_refusals_included() {
     let sink = Arc::new(InMemorySink::new());
     let resource = LoggingResource::over(Recycler::default(), sink.clone());
-    let blocks = resource.allocate_batch(&[10, 20, 30], STREAM, ROWS).unwrap();
+    let blocks = [10, 20, 30].map(|bytes| resource.allocate(bytes, STREAM, ROWS).unwrap());
     let log = sink.snapshot();
     assert_eq!(log.iter().map(|record| record.bytes.unwrap()).collect::<Vec<_>>(), [10, 20, 30]);
     assert!(log.iter().zip(&blocks).all(|(record, block)| record.ptr == Some(block.ptr)));
 
     sink.clear();
     assert!(sink.is_empty());
-    let mut blocks = blocks;
-    let stale = twin(&blocks[1]);
-    resource.deallocate(blocks.remove(1)).unwrap();
-    blocks.insert(1, stale);
-    let wrong = blocks[1].generation;
+    let [first, second, third] = blocks;
+    let stale = twin(&second);
+    let wrong = stale.generation;
+    let answers = [second, first, stale, third].map(|block| resource.deallocate(block));
     assert_eq!(
-        resource.deallocate_batch(blocks),
-        Err(ResourceError::UseAfterFree { generation: wrong })
+        answers,
+        [Ok(()), Ok(()), Err(ResourceError::UseAfterFree { generation: wrong }), Ok(())]
     );
     let ended: Vec<bool> = sink.snapshot().iter().map(|record| record.result.is_ok()).collect();
     assert_eq!(ended, [true, true, false, true]);
 
     sink.clear();
     resource.inner().fails.store(true, Ordering::Relaxed);
-    assert!(resource.allocate_batch(&[10, 20, 30], STREAM, ROWS).is_err());
+    assert!(resource.allocate(10, STREAM, ROWS).is_err());
     let log = sink.snapshot();
     assert_eq!((log.len(), log[0].bytes, log[0].result.is_ok()), (1, Some(10), false));
 }

@@ -55,7 +55,7 @@ fn finish_all(rig: &Rig, uses: &[(BlockId, Access)], stream: &StreamLease) {
 }
 
 fn blocks(rig: &Rig, count: usize, stream: &StreamLease) -> Vec<DeviceBlock> {
-    rig.resource.allocate_batch(&vec![64; count], stream.id(), TAG).unwrap()
+    (0..count).map(|_| rig.resource.allocate(64, stream.id(), TAG).unwrap()).collect()
 }
 
 #[test]
@@ -215,7 +215,7 @@ fn what_the_host_has_waited_for_is_neither_asked_about_nor_waited_for() {
             });
             assert_eq!(cost.total, 0, "by a {}", if is_asked { "question" } else { "wait" });
         }
-        rig.resource.deallocate_batch(mine).unwrap();
+        mine.into_iter().for_each(|block| rig.resource.deallocate(block).unwrap());
         rig.settle();
     });
 }

@@ -405,74 +405,23 @@ impl Machine<'_> {
     }
 }
 
+/// Opcodes, each as a character or two hexadecimal digits, and their names.
+const OPCODES: &str = "\
+    c:GLOBAL 93:STACK_GLOBAL R:REDUCE b:BUILD i:INST o:OBJ 81:NEWOBJ 92:NEWOBJ_EX P:PERSID Q:BINPERSID 82:EXT1 83:EXT2 84:EXT4 \
+    97:NEXT_BUFFER 98:READONLY_BUFFER I:INT L:LONG F:FLOAT S:STRING V:UNICODE p:PUT g:GET 80:PROTO 95:FRAME .:STOP (:MARK 0:POP \
+    1:POP_MARK 2:DUP J:BININT K:BININT1 M:BININT2 8a:LONG1 8b:LONG4 G:BINFLOAT 8c:SHORT_BINUNICODE X:BINUNICODE 8d:BINUNICODE8 \
+    C:SHORT_BINBYTES B:BINBYTES 8e:BINBYTES8 U:SHORT_BINSTRING T:BINSTRING 96:BYTEARRAY8 ]:EMPTY_LIST a:APPEND e:APPENDS l:LIST \
+    ):EMPTY_TUPLE t:TUPLE 85:TUPLE1 86:TUPLE2 87:TUPLE3 }:EMPTY_DICT d:DICT s:SETITEM u:SETITEMS 8f:EMPTY_SET 90:ADDITEMS \
+    91:FROZENSET h:BINGET j:LONG_BINGET q:BINPUT r:LONG_BINPUT 94:MEMOIZE";
+
 /// Returns the name of an opcode, for errors.
 fn opcode_name(opcode: u8) -> Option<&'static str> {
-    Some(match opcode {
-        b'c' => "GLOBAL",
-        0x93 => "STACK_GLOBAL",
-        b'R' => "REDUCE",
-        b'b' => "BUILD",
-        b'i' => "INST",
-        b'o' => "OBJ",
-        0x81 => "NEWOBJ",
-        0x92 => "NEWOBJ_EX",
-        b'P' => "PERSID",
-        b'Q' => "BINPERSID",
-        0x82 => "EXT1",
-        0x83 => "EXT2",
-        0x84 => "EXT4",
-        0x97 => "NEXT_BUFFER",
-        0x98 => "READONLY_BUFFER",
-        b'I' => "INT",
-        b'L' => "LONG",
-        b'F' => "FLOAT",
-        b'S' => "STRING",
-        b'V' => "UNICODE",
-        b'p' => "PUT",
-        b'g' => "GET",
-        0x80 => "PROTO",
-        0x95 => "FRAME",
-        b'.' => "STOP",
-        b'(' => "MARK",
-        b'0' => "POP",
-        b'1' => "POP_MARK",
-        b'2' => "DUP",
-        b'J' => "BININT",
-        b'K' => "BININT1",
-        b'M' => "BININT2",
-        0x8a => "LONG1",
-        0x8b => "LONG4",
-        b'G' => "BINFLOAT",
-        0x8c => "SHORT_BINUNICODE",
-        b'X' => "BINUNICODE",
-        0x8d => "BINUNICODE8",
-        b'C' => "SHORT_BINBYTES",
-        b'B' => "BINBYTES",
-        0x8e => "BINBYTES8",
-        b'U' => "SHORT_BINSTRING",
-        b'T' => "BINSTRING",
-        0x96 => "BYTEARRAY8",
-        b']' => "EMPTY_LIST",
-        b'a' => "APPEND",
-        b'e' => "APPENDS",
-        b'l' => "LIST",
-        b')' => "EMPTY_TUPLE",
-        b't' => "TUPLE",
-        0x85 => "TUPLE1",
-        0x86 => "TUPLE2",
-        0x87 => "TUPLE3",
-        b'}' => "EMPTY_DICT",
-        b'd' => "DICT",
-        b's' => "SETITEM",
-        b'u' => "SETITEMS",
-        0x8f => "EMPTY_SET",
-        0x90 => "ADDITEMS",
-        0x91 => "FROZENSET",
-        b'h' => "BINGET",
-        b'j' => "LONG_BINGET",
-        b'q' => "BINPUT",
-        b'r' => "LONG_BINPUT",
-        0x94 => "MEMOIZE",
-        _ => return None,
+    OPCODES.split_whitespace().find_map(|entry| {
+        let (key, name) = entry.split_once(':')?;
+        let code = match key.as_bytes() {
+            [code] => Some(*code),
+            _ => u8::from_str_radix(key, 16).ok(),
+        };
+        (code == Some(opcode)).then_some(name)
     })
 }

@@ -58,24 +58,17 @@ pub struct SessionOptions {
 }
 
 impl SessionOptions {
-    /// Delays one preparation.
-    #[must_use]
-    pub fn with_omission(mut self, omission: Omission) -> Self {
-        self.omission = Some(omission);
-        self
+    xlog_base::setters! {
+        /// Delays one preparation.
+        with_omission(omission: Omission) { omission: Some(omission) }
+        /// Supplies the numbers that the host would read.
+        with_foretold(numbers: Arc<[u64]>) { foretold: Some(numbers) }
     }
 
     /// Keeps all launches, and all numbers that were read.
     #[must_use]
     pub fn with_trace(mut self) -> Self {
         self.trace = true;
-        self
-    }
-
-    /// Supplies the numbers that the host would read.
-    #[must_use]
-    pub fn with_foretold(mut self, numbers: Arc<[u64]>) -> Self {
-        self.foretold = Some(numbers);
         self
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use xlog_cuda::{CudaDevice, DeviceSpec};
 use xlog_report::Trouble;
 
@@ -128,8 +128,8 @@ fn fill(
     let program = std::env::current_exe().map_err(|error| failed(&error))?;
     let chosen = |bug: &Bug| arguments.bug.is_empty() || arguments.bug.contains(bug);
     for with_checker in [false, true] {
-        for bug in Bug::ALL.into_iter().filter(chosen) {
-            for stack in Stack::ALL {
+        for bug in Bug::value_variants().iter().copied().filter(chosen) {
+            for &stack in Stack::value_variants() {
                 if !arguments.stack.is_empty() && !arguments.stack.contains(&stack) {
                     continue;
                 }
@@ -228,7 +228,7 @@ fn note_findings(cell: &mut Cell, findings: &checker::Findings, planned: Option<
     }
 }
 
-fn value_of(value: impl clap::ValueEnum) -> String {
+fn value_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// The planted bug.
+/// The planted bug; the variants are in the order of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Bug {
@@ -26,18 +26,6 @@ pub(crate) enum Bug {
 }
 
 impl Bug {
-    /// In the order of the table.
-    pub(crate) const ALL: [Self; 8] = [
-        Self::None,
-        Self::Overflow,
-        Self::Underflow,
-        Self::WriteAfterFree,
-        Self::UseBeforeAllocation,
-        Self::MissingWait,
-        Self::DoubleFree,
-        Self::Leak,
-    ];
-
     /// Returns its name in the table.
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -63,7 +51,7 @@ impl Bug {
     }
 }
 
-/// The allocator under test.
+/// The allocator under test; the variants are in the order of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Stack {
@@ -82,10 +70,6 @@ pub(crate) enum Stack {
 }
 
 impl Stack {
-    /// In the order of the table.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Direct, Self::Async, Self::Pool, Self::Guard, Self::Nvtx, Self::Pages];
-
     /// Returns its name in the table.
     pub(crate) fn label(self) -> &'static str {
         match self {

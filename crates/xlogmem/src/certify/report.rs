@@ -1,4 +1,5 @@
 //! The results of all cells, and whether they are as required.
+use clap::ValueEnum;
 use serde::Serialize;
 use xlog_report::text_report::TextReport;
 
@@ -180,10 +181,8 @@ impl Report {
     }
 
     fn table(&self, page: &mut TextReport, checker: bool, title: &str) {
-        let stacks: Vec<Stack> = Stack::ALL
-            .into_iter()
-            .filter(|stack| self.cells.iter().any(|cell| cell.stack == *stack))
-            .collect();
+        let is_used = |stack: &&Stack| self.cells.iter().any(|cell| cell.stack == **stack);
+        let stacks: Vec<&Stack> = Stack::value_variants().iter().filter(is_used).collect();
         let is_examined =
             |cell: &Cell| cell.checker == checker && cell.verdict != Verdict::Unavailable;
         if !self.cells.iter().any(is_examined) {
@@ -195,12 +194,12 @@ impl Report {
             format!("{first:<22}{}", words.trim_end())
         };
         page.row(&row("", stacks.iter().map(|stack| stack.label()).collect()));
-        for bug in Bug::ALL {
+        for &bug in Bug::value_variants() {
             let words: Vec<&str> = stacks
                 .iter()
                 .filter_map(|stack| {
                     let same = |cell: &&Cell| {
-                        (cell.bug, cell.stack, cell.checker) == (bug, *stack, checker)
+                        (cell.bug, cell.stack, cell.checker) == (bug, **stack, checker)
                     };
                     self.cells.iter().find(same).map(Cell::word)
                 })

@@ -19,6 +19,7 @@ use crate::cli::Refusal;
 use crate::{Output, print};
 pub(crate) use arguments::LedgerArguments;
 use quota::Change;
+pub(crate) use report::Slot;
 use report::{Found, Freed, Report};
 
 /// The ledgers to read: one file, or all of a directory.

@@ -47,27 +47,29 @@ pub(super) struct Freed {
     bytes: u64,
 }
 
+/// A process in a ledger, as it appears in JSON.
 #[derive(Serialize, Debug)]
-struct Slot {
+pub(crate) struct Slot {
     slot: u32,
-    pid: u32,
-    name: String,
-    alive: bool,
-    used_bytes: u64,
-    granted_bytes: u64,
-    peak_bytes: u64,
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    pub(crate) alive: bool,
+    pub(crate) used_bytes: u64,
+    pub(crate) granted_bytes: u64,
+    pub(crate) peak_bytes: u64,
     /// The part of `used_bytes` in live blocks; `None`, like the next three, if the process does not publish it.
-    live_bytes: Option<u64>,
-    cached_bytes: Option<u64>,
-    pending_bytes: Option<u64>,
+    pub(crate) live_bytes: Option<u64>,
+    pub(crate) cached_bytes: Option<u64>,
+    pub(crate) pending_bytes: Option<u64>,
     /// Whether it answered the last request of another process for cached memory.
-    answers: Option<bool>,
-    seconds: Option<f64>,
+    pub(crate) answers: Option<bool>,
+    /// How long ago it joined; `None` if the clock was set back.
+    pub(crate) seconds: Option<f64>,
     /// The limit of the process; `None` without one of its own.
-    quota_bytes: Option<u64>,
+    pub(crate) quota_bytes: Option<u64>,
     /// The share that other processes leave free for it.
     guaranteed_bytes: u64,
-    quota_name: Option<String>,
+    pub(crate) quota_name: Option<String>,
 }
 
 impl Freed {
@@ -143,7 +145,7 @@ impl Found {
 }
 
 impl Slot {
-    fn of(slot: &SlotSnapshot) -> Self {
+    pub(crate) fn of(slot: &SlotSnapshot) -> Self {
         Self {
             slot: slot.index,
             pid: slot.pid,
@@ -156,7 +158,6 @@ impl Slot {
             cached_bytes: slot.memory.map(|memory| memory.cached),
             pending_bytes: slot.memory.map(|memory| memory.pending),
             answers: slot.memory.map(|memory| memory.has_answered),
-            // `None` if the clock was set back.
             seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
             quota_bytes: slot.quota.limit,
             guaranteed_bytes: slot.quota.guaranteed,

@@ -79,16 +79,16 @@ impl Field {
     pub(super) fn of(self, process: &Process) -> String {
         let known = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), size);
         match self {
-            Self::Pid => process.pid.to_string(),
-            Self::Used => size(process.used_bytes),
-            Self::Quota => known(process.quota_bytes),
-            Self::Live => known(process.live_bytes),
-            Self::Cached => known(process.cached_bytes),
-            Self::Pending => known(process.pending_bytes),
-            Self::Peak => size(process.peak_bytes),
+            Self::Pid => process.slot.pid.to_string(),
+            Self::Used => size(process.slot.used_bytes),
+            Self::Quota => known(process.slot.quota_bytes),
+            Self::Live => known(process.slot.live_bytes),
+            Self::Cached => known(process.slot.cached_bytes),
+            Self::Pending => known(process.slot.pending_bytes),
+            Self::Peak => size(process.slot.peak_bytes),
             Self::Rate => process.bytes_per_second.map_or_else(|| "-".to_owned(), rate),
-            Self::Granted => size(process.granted_bytes),
-            Self::Since => process.seconds.map_or_else(|| "?".to_owned(), duration),
+            Self::Granted => size(process.slot.granted_bytes),
+            Self::Since => process.slot.seconds.map_or_else(|| "?".to_owned(), duration),
         }
     }
 

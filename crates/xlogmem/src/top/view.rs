@@ -14,6 +14,7 @@ use xlog_report::text_report::size;
 
 use super::card::CardMemory;
 use super::fields::{Field, duration};
+use crate::ledger::Slot;
 
 const SCHEMA: u32 = 1;
 /// The indentation of tags, below the used bytes.
@@ -140,30 +141,13 @@ struct Device {
 
 #[derive(Serialize, Debug)]
 pub(super) struct Process {
-    pub(super) pid: u32,
-    name: String,
-    alive: bool,
-    pub(super) used_bytes: u64,
-    pub(super) granted_bytes: u64,
-    pub(super) peak_bytes: u64,
+    #[serde(flatten)]
+    pub(super) slot: Slot,
     /// Bytes of its contexts and modules, which are not in `used_bytes`; `None` if the driver does not report them. For a process
     /// with several slots on one device, only the first has them.
     context_bytes: Option<u64>,
-    /// The part of `used_bytes` in live blocks; `None`, like the next three, if the process does not publish it.
-    pub(super) live_bytes: Option<u64>,
-    pub(super) cached_bytes: Option<u64>,
-    pub(super) pending_bytes: Option<u64>,
-    /// Whether it answered the last request of another process for cached memory.
-    answers: Option<bool>,
     /// The growth of `used_bytes` per second; `None` for a new process.
     pub(super) bytes_per_second: Option<f64>,
-    /// How long ago it joined.
-    pub(super) seconds: Option<f64>,
-    /// Its own limit; `None` if only the device's applies.
-    pub(super) quota_bytes: Option<u64>,
-    /// The share that other processes leave free for it.
-    guaranteed_bytes: u64,
-    quota_name: Option<String>,
     /// The largest tags that it has published.
     tags: Vec<Tag>,
     /// The age of the published tags.
@@ -240,16 +224,20 @@ impl Picture {
         for device in &mut self.devices {
             let rows = &mut device.processes;
             match by {
-                Column::Used => rows.sort_by_key(|row| (Reverse(row.used_bytes), row.pid)),
-                Column::Peak => rows.sort_by_key(|row| (Reverse(row.peak_bytes), row.pid)),
+                Column::Used => {
+                    rows.sort_by_key(|row| (Reverse(row.slot.used_bytes), row.slot.pid))
+                }
+                Column::Peak => {
+                    rows.sort_by_key(|row| (Reverse(row.slot.peak_bytes), row.slot.pid))
+                }
                 Column::Rate => rows.sort_by(|one, other| {
                     let rate = |row: &Process| row.bytes_per_second.unwrap_or(0.0);
-                    rate(other).total_cmp(&rate(one)).then(one.pid.cmp(&other.pid))
+                    rate(other).total_cmp(&rate(one)).then(one.slot.pid.cmp(&other.slot.pid))
                 }),
-                Column::Pid => rows.sort_by_key(|row| row.pid),
+                Column::Pid => rows.sort_by_key(|row| row.slot.pid),
                 Column::Name => {
                     rows.sort_by(|one, other| {
-                        one.name.cmp(&other.name).then(one.pid.cmp(&other.pid))
+                        one.slot.name.cmp(&other.slot.name).then(one.slot.pid.cmp(&other.slot.pid))
                     });
                 }
             }
@@ -293,23 +281,9 @@ impl Device {
             // The published tags of a dead process are stale.
             let published = slot.tags.as_ref().filter(|_| slot.alive);
             Process {
-                pid: slot.pid,
-                name: slot.name.clone(),
-                alive: slot.alive,
-                used_bytes: slot.used,
-                granted_bytes: slot.granted,
-                peak_bytes: slot.peak,
+                slot: Slot::of(slot),
                 context_bytes: None,
-                live_bytes: slot.live(),
-                cached_bytes: slot.memory.map(|memory| memory.cached),
-                pending_bytes: slot.memory.map(|memory| memory.pending),
-                answers: slot.memory.map(|memory| memory.has_answered),
                 bytes_per_second: rate,
-                // `None` if the clock was set back.
-                seconds: slot.started.elapsed().ok().map(|passed| passed.as_secs_f64()),
-                quota_bytes: slot.quota.limit,
-                guaranteed_bytes: slot.quota.guaranteed,
-                quota_name: slot.quota.name.clone(),
                 tags: published
                     .iter()
                     .flat_map(|published| &published.tags)
@@ -347,14 +321,14 @@ impl Device {
         self.card_used_bytes = Some(card.used);
         self.uncounted_bytes = Some(card.used.saturating_sub(self.used_alive));
         let mut counted: HashMap<u32, u64> = HashMap::new();
-        let alive = |process: &&mut Process| process.alive;
+        let alive = |process: &&mut Process| process.slot.alive;
         for process in self.processes.iter_mut().filter(alive) {
-            *counted.entry(process.pid).or_default() += process.used_bytes;
+            *counted.entry(process.slot.pid).or_default() += process.slot.used_bytes;
         }
         for process in self.processes.iter_mut().filter(alive) {
-            let held = card.processes.get(&process.pid);
+            let held = card.processes.get(&process.slot.pid);
             process.context_bytes = held
-                .zip(counted.remove(&process.pid))
+                .zip(counted.remove(&process.slot.pid))
                 .map(|(held, counted)| held.saturating_sub(counted));
         }
     }
@@ -417,18 +391,18 @@ impl Device {
         if self.processes.is_empty() {
             return lines.push(Shown::plain("no process takes part".to_owned()));
         }
-        let has_quotas = self.processes.iter().any(|process| process.quota_bytes.is_some());
+        let has_quotas = self.processes.iter().any(|process| process.slot.quota_bytes.is_some());
         let fields = Field::that_fit(width, has_quotas);
         let headings = fields.iter().map(|field| field.cell(field.heading()));
         lines.push(Shown { tone: Tone::Heading, text: headings.collect::<String>() + "  name" });
         for process in &self.processes {
-            let (tone, name) = match (process.alive, process.answers) {
-                (true, Some(false)) => (Tone::Warning, format!("{} (silent)", process.name)),
-                (true, _) => (Tone::Plain, process.name.clone()),
-                (false, _) => (Tone::Warning, format!("{} (dead)", process.name)),
+            let (tone, name) = match (process.slot.alive, process.slot.answers) {
+                (true, Some(false)) => (Tone::Warning, format!("{} (silent)", process.slot.name)),
+                (true, _) => (Tone::Plain, process.slot.name.clone()),
+                (false, _) => (Tone::Warning, format!("{} (dead)", process.slot.name)),
             };
-            let name = match &process.quota_name {
-                Some(quota) if process.alive => format!("{name} [{quota}]"),
+            let name = match &process.slot.quota_name {
+                Some(quota) if process.slot.alive => format!("{name} [{quota}]"),
                 _ => name,
             };
             let cells: String = fields.iter().map(|field| field.cell(&field.of(process))).collect();
@@ -441,7 +415,11 @@ impl Device {
                 lines.push(Shown { tone: Tone::Faint, text });
             }
         }
-        if self.processes.iter().any(|process| process.alive && process.live_bytes.is_none()) {
+        if self
+            .processes
+            .iter()
+            .any(|process| process.slot.alive && process.slot.live_bytes.is_none())
+        {
             let text = "-: caches of frameworks, which no other process gets on request";
             lines.push(Shown { tone: Tone::Faint, text: text.to_owned() });
         }

@@ -38,18 +38,11 @@ impl OomPolicy {
         Self { deadline: Duration::ZERO, wait: None }
     }
 
-    /// Sets the deadline.
-    #[must_use]
-    pub fn with_deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
-    }
-
-    /// Sets how to wait for live blocks.
-    #[must_use]
-    pub fn with_wait(mut self, wait: WaitPolicy) -> Self {
-        self.wait = Some(wait);
-        self
+    xlog_base::setters! {
+        /// Sets the deadline.
+        with_deadline(deadline: Duration) { deadline: deadline }
+        /// Sets how to wait for live blocks.
+        with_wait(wait: WaitPolicy) { wait: Some(wait) }
     }
 }
 
@@ -76,11 +69,9 @@ impl WaitPolicy {
         Self { deadline, priority: 0 }
     }
 
-    /// Sets the priority.
-    #[must_use]
-    pub fn with_priority(mut self, priority: u8) -> Self {
-        self.priority = priority;
-        self
+    xlog_base::setters! {
+        /// Sets the priority.
+        with_priority(priority: u8) { priority: priority }
     }
 }
 

@@ -92,66 +92,29 @@ impl Default for GuardConfig {
 }
 
 impl GuardConfig {
-    /// Sets the mode.
-    #[must_use]
-    pub fn with_mode(mut self, mode: GuardMode) -> Self {
-        self.mode = mode;
-        self
-    }
-
-    /// Sets whether a free waits for its check.
-    #[must_use]
-    pub fn with_synchronous(mut self, synchronous: bool) -> Self {
-        self.synchronous = synchronous;
-        self
-    }
-
-    /// Sets the size of the canaries.
-    #[must_use]
-    pub fn with_canary_bytes(mut self, bytes: usize) -> Self {
-        self.canary_bytes = bytes;
-        self
-    }
-
-    /// Sets whether blocks are filled.
-    #[must_use]
-    pub fn with_poison(mut self, poison: bool) -> Self {
-        self.poison = poison;
-        self
+    xlog_base::setters! {
+        /// Sets the mode.
+        with_mode(mode: GuardMode) { mode: mode }
+        /// Sets whether a free waits for its check.
+        with_synchronous(synchronous: bool) { synchronous: synchronous }
+        /// Sets the size of the canaries.
+        with_canary_bytes(bytes: usize) { canary_bytes: bytes }
+        /// Sets whether blocks are filled.
+        with_poison(poison: bool) { poison: poison }
+        /// Sets whether reports have backtraces.
+        with_backtraces(backtraces: bool) { backtraces: backtraces }
+        /// Sets the placement of a block between its guard pages.
+        with_placement(placement: PagePlacement) { placement: placement }
+        /// Sets the maximum physical memory of blocks between guard pages.
+        with_page_bytes(bytes: usize) { page_bytes: Some(bytes) }
+        /// Sets the output for reports.
+        with_output(output: GuardOutput) { output: output }
     }
 
     /// Sets the limits of the quarantine.
     #[must_use]
     pub fn with_quarantine(mut self, bytes: usize, blocks: usize) -> Self {
         (self.quarantine_bytes, self.quarantine_blocks) = (bytes, blocks);
-        self
-    }
-
-    /// Sets whether reports have backtraces.
-    #[must_use]
-    pub fn with_backtraces(mut self, backtraces: bool) -> Self {
-        self.backtraces = backtraces;
-        self
-    }
-
-    /// Sets the placement of a block between its guard pages.
-    #[must_use]
-    pub fn with_placement(mut self, placement: PagePlacement) -> Self {
-        self.placement = placement;
-        self
-    }
-
-    /// Sets the maximum physical memory of blocks between guard pages.
-    #[must_use]
-    pub fn with_page_bytes(mut self, bytes: usize) -> Self {
-        self.page_bytes = Some(bytes);
-        self
-    }
-
-    /// Sets the output for reports.
-    #[must_use]
-    pub fn with_output(mut self, output: GuardOutput) -> Self {
-        self.output = output;
         self
     }
 

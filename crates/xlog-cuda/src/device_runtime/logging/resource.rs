@@ -107,11 +107,13 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
         }
     }
 
-    /// Sets whether uses of blocks (prepare, finish, record) are logged too; false by default.
-    #[must_use]
-    pub fn with_use_logging(mut self, enabled: bool) -> Self {
-        self.logs_uses = enabled;
-        self
+    xlog_base::setters! {
+        /// Sets whether uses of blocks (prepare, finish, record) are logged too; false by default.
+        with_use_logging(enabled: bool) { logs_uses: enabled }
+        /// Sets which allocations are logged with the stack of their caller; none by default. `Sampled(n)` counts over all threads.
+        ///
+        /// Recording a stack takes microseconds. The writer thread resolves it.
+        with_stacks(stacks: Backtraces) { stacks: StackSampler::new(stacks) }
     }
 
     /// Sets whether the segments that a pool below takes from the device and returns are logged too; false by default.
@@ -127,15 +129,6 @@ impl<R: DeviceMemoryResource> LoggingResource<R> {
             self.inner.watch_segments(&Arc::downgrade(&watcher));
             log
         });
-        self
-    }
-
-    /// Sets which allocations are logged with the stack of their caller; none by default. `Sampled(n)` counts over all threads.
-    ///
-    /// Recording a stack takes microseconds. The writer thread resolves it.
-    #[must_use]
-    pub fn with_stacks(mut self, stacks: Backtraces) -> Self {
-        self.stacks = StackSampler::new(stacks);
         self
     }
 

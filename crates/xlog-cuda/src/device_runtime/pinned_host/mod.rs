@@ -106,18 +106,11 @@ impl PinnedHostResource {
         }
     }
 
-    /// Sets the size of chunks for smaller requests; 16 MiB by default.
-    #[must_use]
-    pub fn with_chunk(mut self, bytes: usize) -> Self {
-        self.chunk_bytes = bytes.min(MAX_BYTES);
-        self
-    }
-
-    /// Sets the maximum of bytes that the resource holds, in use or not, rounded down to whole units of 256. No limit by default.
-    #[must_use]
-    pub fn with_maximum(mut self, bytes: usize) -> Self {
-        self.maximum_bytes = bytes / MIN_ALIGN * MIN_ALIGN;
-        self
+    xlog_base::setters! {
+        /// Sets the size of chunks for smaller requests; 16 MiB by default.
+        with_chunk(bytes: usize) { chunk_bytes: bytes.min(MAX_BYTES) }
+        /// Sets the maximum of bytes that the resource holds, in use or not, rounded down to whole units of 256. No limit by default.
+        with_maximum(bytes: usize) { maximum_bytes: bytes / MIN_ALIGN * MIN_ALIGN }
     }
 
     /// Takes chunks until the resource holds at least `bytes`, so that later requests need not wait for the driver.

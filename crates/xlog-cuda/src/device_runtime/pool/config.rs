@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::device_runtime::ordering::EventPolicy;
-use crate::device_runtime::resource::{ResourceError, ResourceResult};
+use crate::device_runtime::resource::{MIN_ALIGN, ResourceError, ResourceResult};
 use crate::{Result, XlogError};
 
 const MIB: usize = 1 << 20;
@@ -167,6 +167,16 @@ impl PoolConfig {
         with_growth(bytes: usize) { growth_bytes: bytes }
         /// Sets [`PoolConfig::eager_growth_bytes`]: 0 saves memory, `usize::MAX` saves time.
         with_eager_growth(bytes: usize) { eager_growth_bytes: bytes }
+        /// Sets [`PoolConfig::magazine_bytes`].
+        with_magazines(bytes: usize) { magazine_bytes: bytes }
+        /// Sets the reuse policy.
+        with_reuse(reuse: PoolReuse) { reuse: reuse }
+        /// Sets [`PoolConfig::event_policy`].
+        with_event_policy(event_policy: EventPolicy) { event_policy: event_policy }
+        /// Sets the kind of segments.
+        with_segments(segments: PoolSegments) { segments: segments }
+        /// Sets [`PoolConfig::sanitizer`].
+        with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
     }
 
     /// Returns free memory to the device after `idle`, down to `keep` bytes.
@@ -184,29 +194,17 @@ impl PoolConfig {
         self
     }
 
-    xlog_base::setters! {
-        /// Sets [`PoolConfig::magazine_bytes`].
-        with_magazines(bytes: usize) { magazine_bytes: bytes }
-        /// Sets the reuse policy.
-        with_reuse(reuse: PoolReuse) { reuse: reuse }
-        /// Sets [`PoolConfig::event_policy`].
-        with_event_policy(event_policy: EventPolicy) { event_policy: event_policy }
-        /// Sets the kind of segments.
-        with_segments(segments: PoolSegments) { segments: segments }
-        /// Sets [`PoolConfig::sanitizer`].
-        with_sanitizer(sanitizer: PoolSanitizer) { sanitizer: sanitizer }
-    }
-
     pub(super) fn check(&self) -> ResourceResult<()> {
         let refuse = |field: &str, value: usize, accepted: String| {
             Err(ResourceError::InvalidRequest { value: format!("{field} = {value}"), accepted })
         };
-        if self.maximum_bytes == 0 {
-            return refuse("maximum_bytes", 0, "at least 1 byte".to_owned());
-        }
         if self.initial_bytes > self.maximum_bytes {
             let accepted = format!("at most maximum_bytes, which is {}", self.maximum_bytes);
             return refuse("initial_bytes", self.initial_bytes, accepted);
+        }
+        if self.maximum_bytes < MIN_ALIGN {
+            let accepted = format!("at least {MIN_ALIGN} bytes");
+            return refuse("maximum_bytes", self.maximum_bytes, accepted);
         }
         if !(4096..=1 << 40).contains(&self.growth_bytes) || !self.growth_bytes.is_multiple_of(4096)
         {

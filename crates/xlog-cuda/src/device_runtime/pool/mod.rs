@@ -154,7 +154,7 @@ impl PoolResource {
             )));
         }
         let sanitizer = Sanitizer::of(&device, &config, true)?;
-        let segments = source::of_inner(inner, &config)?;
+        let segments = source::of_inner(inner, &config);
         Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 

@@ -51,7 +51,7 @@ impl Growth {
 /// The segments and the shared free list, on cache lines apart from those that all streams read.
 #[repr(align(128))]
 pub(super) struct Reserve {
-    pub(super) segments: Box<dyn Segments>,
+    pub(super) segments: WatchedSegments,
     shared_free: Mutex<Tlsf>,
     growing: Mutex<Growth>,
     growth_bytes: u64,
@@ -60,7 +60,7 @@ pub(super) struct Reserve {
 impl Reserve {
     pub(super) fn new(segments: Box<dyn Segments>, config: &PoolConfig) -> Self {
         Self {
-            segments: Box::new(WatchedSegments::new(segments)),
+            segments: WatchedSegments::new(segments),
             shared_free: Mutex::default(),
             growing: Mutex::new(Growth { remap_credits: MAX_REMAP_CREDITS }),
             growth_bytes: config.growth_bytes as u64,

@@ -255,7 +255,8 @@ impl DeviceMemoryResource for PoolResource {
     }
 
     fn watch_segments(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
-        self.reserve.segments.watch(watcher)
+        self.reserve.segments.watch(watcher);
+        true
     }
 
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {

@@ -2,56 +2,37 @@
 
 use std::sync::Arc;
 
-use super::arena::UNIT;
 use super::config::{PoolConfig, PoolSegments};
 use super::sanitizer::Sanitizer;
-use super::segments::{InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments};
+use super::segments::{InnerSegments, MappedSegments, PlainSegments, Segments};
 use crate::CudaDevice;
 use crate::device_runtime::resource::{DeviceMemoryResource, ResourceResult};
-
-/// Requests up to this size share small handles, so that a live block pins little memory.
-const PRIVATE_BYTES: u64 = 32 << 20;
-/// The size of the largest handle, for requests of many GiB. A partly occupied handle cannot be remapped.
-const LARGEST_HANDLE: u64 = 128 << 20;
-
-/// Returns sizes that round up to the granularity only: the pool decides how much it takes at a time.
-fn sizes(config: &PoolConfig, granularity: u64) -> SegmentConfig {
-    SegmentConfig {
-        initial: config.initial_bytes as u64,
-        maximum: config.maximum_bytes as u64,
-        growth: granularity,
-        handle_bytes: granularity,
-        private_bytes: PRIVATE_BYTES,
-        largest_handle: LARGEST_HANDLE,
-    }
-}
 
 pub(super) fn of_device(
     device: &Arc<CudaDevice>,
     config: &PoolConfig,
     sanitizer: Option<&Sanitizer>,
 ) -> ResourceResult<Box<dyn Segments>> {
-    let device = Arc::clone(device);
+    let (device, maximum) = (Arc::clone(device), config.maximum_bytes as u64);
     if let Some(sanitizer) = sanitizer {
         // Memory checkers accept only driver allocations as heaps.
-        let segments = PlainSegments::new(device, sizes(config, UNIT))?;
+        let segments = PlainSegments::new(device, maximum);
         return Ok(Box::new(segments.with_heaps(sanitizer.heaps.clone())));
     }
-    let granularity = device.driver().virtual_memory().map(|memory| memory.granularity() as u64);
-    match (config.segments, granularity) {
-        (PoolSegments::Plain, _) | (PoolSegments::Automatic, None) => {
-            Ok(Box::new(PlainSegments::new(device, sizes(config, UNIT))?))
+    Ok(match config.segments {
+        PoolSegments::Automatic if device.driver().virtual_memory().is_none() => {
+            Box::new(PlainSegments::new(device, maximum))
         }
-        (PoolSegments::Automatic | PoolSegments::Mapped, granularity) => {
-            let sizes = sizes(config, granularity.unwrap_or(UNIT));
-            Ok(Box::new(MappedSegments::new(device, sizes)?))
+        PoolSegments::Plain => Box::new(PlainSegments::new(device, maximum)),
+        PoolSegments::Automatic | PoolSegments::Mapped => {
+            Box::new(MappedSegments::new(device, maximum)?)
         }
-    }
+    })
 }
 
 pub(super) fn of_inner(
     inner: Box<dyn DeviceMemoryResource + Send + Sync>,
     config: &PoolConfig,
-) -> ResourceResult<Box<dyn Segments>> {
-    Ok(Box::new(InnerSegments::new(inner, sizes(config, UNIT))?))
+) -> Box<dyn Segments> {
+    Box::new(InnerSegments::new(inner, config.maximum_bytes as u64))
 }

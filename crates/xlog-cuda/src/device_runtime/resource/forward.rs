@@ -62,17 +62,6 @@ macro_rules! forward_pointer {
         ) -> ResourceResult<DeviceBlock> {
             (**self).allocate_request(request, reservation)
         }
-        fn allocate_batch(
-            &self,
-            sizes: &[usize],
-            stream: StreamId,
-            tag: AllocTag,
-        ) -> ResourceResult<Vec<DeviceBlock>> {
-            (**self).allocate_batch(sizes, stream, tag)
-        }
-        fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-            (**self).deallocate_batch(blocks)
-        }
     };
 }
 

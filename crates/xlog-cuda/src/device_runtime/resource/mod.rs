@@ -51,8 +51,8 @@ pub const MIN_ALIGN: usize = 256;
 ///
 /// A decorator implements the four required methods and [`inner_resource`](Self::inner_resource). The default methods forward to the
 /// inner resource, so a method that is added to this trait is forwarded too. A decorator that acts on allocations overrides both
-/// [`allocate`](Self::allocate) and [`allocate_request`](Self::allocate_request). The batch forms and
-/// [`deallocate_with_state`](Self::deallocate_with_state) are composed of the decorator's own single forms.
+/// [`allocate`](Self::allocate) and [`allocate_request`](Self::allocate_request). [`deallocate_with_state`](Self::deallocate_with_state)
+/// and [`finish_block_uses`](Self::finish_block_uses) call the decorator's own single forms.
 ///
 /// docs/decorators.md has an example. The conformance suite (`xlog_conformance::Suite::of_decorator`) finds calls that a decorator
 /// does not forward.
@@ -224,36 +224,6 @@ pub trait DeviceMemoryResource: Send + Sync {
             format!("alignment {align}"),
             format!("at most {given}, which this resource gives"),
         ))
-    }
-
-    /// Allocates several blocks, all or none.
-    fn allocate_batch(
-        &self,
-        sizes: &[usize],
-        stream: StreamId,
-        tag: AllocTag,
-    ) -> ResourceResult<Vec<DeviceBlock>> {
-        let mut blocks = Vec::with_capacity(sizes.len());
-        for &bytes in sizes {
-            match self.allocate(bytes, stream, tag) {
-                Ok(block) => blocks.push(block),
-                Err(error) => {
-                    let _ = self.deallocate_batch(blocks);
-                    return Err(error);
-                }
-            }
-        }
-        Ok(blocks)
-    }
-
-    /// Frees several blocks. All are consumed; returns the first error.
-    fn deallocate_batch(&self, blocks: Vec<DeviceBlock>) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for block in blocks {
-            let this = self.deallocate(block);
-            outcome = outcome.and(this);
-        }
-        outcome
     }
 
     /// Returns the bytes that a request of `bytes` with this alignment is charged.

@@ -229,19 +229,18 @@ impl RuntimeConfig {
         with_ledger_deadline(deadline: Duration) { ledger_deadline: Some(deadline) }
         /// Sets the log file; see [`RuntimeConfig::log`].
         with_log(file: impl Into<PathBuf>) { log: Some(file.into()) }
+        /// Sets whether uses of blocks are logged too.
+        with_use_logging(enabled: bool) { log_uses: enabled }
+        /// Sets what the statistics store: ages, backtraces.
+        with_statistics(statistics: StatisticsConfig) { statistics: statistics }
+        /// Sets whether and how blocks are guarded.
+        with_guard(guard: impl Into<GuardSetting>) { guard: guard.into() }
     }
 
     /// Sets rotation of the log: a new file at `bytes`, with `keep` finished ones kept.
     #[must_use]
     pub fn with_log_rotation(mut self, bytes: u64, keep: u32) -> Self {
         (self.log_rotate_bytes, self.log_keep) = (Some(bytes), keep);
-        self
-    }
-
-    /// Sets whether uses of blocks are logged too.
-    #[must_use]
-    pub fn with_use_logging(mut self, enabled: bool) -> Self {
-        self.log_uses = enabled;
         self
     }
 
@@ -258,13 +257,6 @@ impl RuntimeConfig {
     #[must_use]
     pub fn with_stacks(mut self, stacks: Backtraces) -> Self {
         self.statistics.backtraces = stacks;
-        self
-    }
-
-    /// Sets what the statistics store: ages, backtraces.
-    #[must_use]
-    pub fn with_statistics(mut self, statistics: StatisticsConfig) -> Self {
-        self.statistics = statistics;
         self
     }
 
@@ -293,13 +285,6 @@ impl RuntimeConfig {
         F: Send + Sync + 'static,
     {
         self.layers.push(Layer::new(wrap));
-        self
-    }
-
-    /// Sets whether and how blocks are guarded.
-    #[must_use]
-    pub fn with_guard(mut self, guard: impl Into<GuardSetting>) -> Self {
-        self.guard = guard.into();
         self
     }
 

@@ -11,13 +11,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use xlog_driver::sync::Mutex;
-use xlog_ledger::{Ledger, LedgerConfig, LedgerError, LedgerResult, Quota, Snapshot};
+use xlog_ledger::{Ledger, LedgerConfig, LedgerError, LedgerResult, Quota};
 
 use super::config::LEDGER_VARIABLE;
 use super::ledger_listener::Listener;
-use super::limits::Capacity;
+use super::limits::{Capacity, LedgerPreview, LimitPreview};
 use super::{LedgerSetting, RuntimeConfig};
-use crate::device_runtime::budget::{BudgetHandle, EffectiveLimit};
+use crate::device_runtime::budget::BudgetHandle;
 use crate::device_runtime::ledger::{LedgerMeter, other_use};
 use crate::device_runtime::resource::DeviceMemoryResource;
 use crate::device_runtime::statistics::Statistics;
@@ -227,43 +227,6 @@ fn claim(ledger: &Ledger, device: &CudaDevice, setting: &LedgerSetting) -> Resul
             Ok(())
         }
     }
-}
-
-/// The limit and the ledger that a runtime would have.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LimitPreview {
-    /// The effective limit.
-    pub limit: EffectiveLimit,
-    /// The ledger.
-    pub ledger: LedgerPreview,
-}
-
-/// The ledger that a runtime would join.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum LedgerPreview {
-    /// No ledger is configured.
-    Off,
-    /// The ledger does not exist yet.
-    Absent {
-        /// The path at which it would be created.
-        path: PathBuf,
-        /// Its limit in bytes.
-        limit: u64,
-    },
-    /// The ledger exists and can be joined.
-    Present(Snapshot),
-    /// The runtime would be built without it.
-    Unavailable {
-        /// The reason.
-        reason: String,
-    },
-    /// The runtime would not be built.
-    Refused {
-        /// The reason, and what to do.
-        reason: String,
-    },
 }
 
 /// Previews the limits of a runtime that `config` would build on `device`. It joins an existing ledger for a moment, and rehearses the

@@ -81,6 +81,46 @@ impl Capacity {
     }
 }
 
+/// The limit and the ledger that a runtime would have.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LimitPreview {
+    /// The effective limit.
+    pub limit: EffectiveLimit,
+    /// The ledger.
+    pub ledger: LedgerPreview,
+}
+
+/// The ledger that a runtime would join.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LedgerPreview {
+    /// No ledger is configured.
+    Off,
+    /// The ledger does not exist yet.
+    #[cfg(feature = "ledger")]
+    Absent {
+        /// The path at which it would be created.
+        path: std::path::PathBuf,
+        /// Its limit in bytes.
+        limit: u64,
+    },
+    /// The ledger exists and can be joined.
+    #[cfg(feature = "ledger")]
+    Present(xlog_ledger::Snapshot),
+    /// The runtime would be built without it.
+    #[cfg(feature = "ledger")]
+    Unavailable {
+        /// The reason.
+        reason: String,
+    },
+    /// The runtime would not be built.
+    Refused {
+        /// The reason, and what to do.
+        reason: String,
+    },
+}
+
 fn size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

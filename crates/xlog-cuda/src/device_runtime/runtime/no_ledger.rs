@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::RuntimeConfig;
 use super::config::LEDGER_VARIABLE;
-use super::limits::Capacity;
-use crate::device_runtime::budget::{BudgetHandle, EffectiveLimit};
+use super::limits::{Capacity, LedgerPreview, LimitPreview};
+use crate::device_runtime::budget::BudgetHandle;
 use crate::device_runtime::resource::DeviceMemoryResource;
 use crate::device_runtime::statistics::Statistics;
 use crate::{CudaDevice, Result, XlogError};
@@ -83,29 +83,6 @@ pub(super) fn join(
         true => Err(XlogError::Kernel(refusal())),
         false => Ok(LedgerStatus::Off),
     }
-}
-
-/// The limit and the ledger that a runtime would have.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct LimitPreview {
-    /// The effective limit.
-    pub limit: EffectiveLimit,
-    /// The ledger.
-    pub ledger: LedgerPreview,
-}
-
-/// The ledger that a runtime would join.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum LedgerPreview {
-    /// No ledger.
-    Off,
-    /// The runtime would not be built.
-    Refused {
-        /// The reason, and what to do.
-        reason: String,
-    },
 }
 
 pub(super) fn preview_limits(device: &CudaDevice, config: &RuntimeConfig) -> Result<LimitPreview> {

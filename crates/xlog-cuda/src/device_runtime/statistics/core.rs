@@ -72,18 +72,11 @@ impl StatisticsConfig {
         Self::default()
     }
 
-    /// Sets which allocations get a backtrace.
-    #[must_use]
-    pub fn with_backtraces(mut self, backtraces: Backtraces) -> Self {
-        self.backtraces = backtraces;
-        self
-    }
-
-    /// Sets whether ages are stored. Without them an allocation does not read the clock, and every age is zero.
-    #[must_use]
-    pub fn with_ages(mut self, ages: bool) -> Self {
-        self.ages = ages;
-        self
+    xlog_base::setters! {
+        /// Sets which allocations get a backtrace.
+        with_backtraces(backtraces: Backtraces) { backtraces: backtraces }
+        /// Sets whether ages are stored. Without them an allocation does not read the clock, and every age is zero.
+        with_ages(ages: bool) { ages: ages }
     }
 }
 

@@ -5,7 +5,6 @@
 //! charged; the inner resource meters its own physical memory. No lock is held over a call of the inner resource.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
@@ -15,8 +14,7 @@ use super::super::super::resource::{
     ResourceError, ResourceResult, StreamId,
 };
 use super::account::Account;
-use super::config::SegmentConfig;
-use super::{Segments, Span, UNIT, generously, min_size, to_usize};
+use super::{Segments, Span, UNIT, min_size, to_usize};
 
 /// The tag of segments in the logs of the inner resource.
 const TAG: AllocTag = AllocTag("pool segment");
@@ -24,7 +22,6 @@ const TAG: AllocTag = AllocTag("pool segment");
 /// Blocks of an inner resource, for one pool.
 pub(crate) struct InnerSegments {
     inner: Box<dyn DeviceMemoryResource + Send + Sync>,
-    config: SegmentConfig,
     account: Account,
     /// By the address of their span.
     blocks: Mutex<BTreeMap<u64, InnerBlock>>,
@@ -36,14 +33,10 @@ struct InnerBlock {
 }
 
 impl InnerSegments {
-    /// Creates segments from `inner`. Takes no memory yet.
-    pub(crate) fn new(
-        inner: Box<dyn DeviceMemoryResource + Send + Sync>,
-        config: SegmentConfig,
-    ) -> ResourceResult<Self> {
-        config.validate()?;
-        let account = Account::new(config.maximum, UNIT);
-        Ok(Self { inner, config, account, blocks: Mutex::new(BTreeMap::new()) })
+    /// Creates segments from `inner`, at most `maximum` bytes. Takes no memory yet.
+    pub(crate) fn new(inner: Box<dyn DeviceMemoryResource + Send + Sync>, maximum: u64) -> Self {
+        let account = Account::new(maximum, UNIT);
+        Self { inner, account, blocks: Mutex::new(BTreeMap::new()) }
     }
 
     #[cfg(test)]
@@ -105,10 +98,7 @@ impl Segments for InnerSegments {
 
     fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
         let wanted = min_size(bytes, UNIT, u64::MAX - UNIT)?;
-        let minimum = wanted + UNIT;
-        generously(self.config.growth.max(minimum), minimum, |&size| {
-            self.grow_by(size, wanted, stream)
-        })
+        self.grow_by(wanted + UNIT, wanted, stream)
     }
 
     /// A block that the inner resource fails to free also counts as gone: the inner resource keeps it, and a later reap
@@ -173,17 +163,6 @@ impl Segments for InnerSegments {
     /// Forwards the cap to the inner resource, which takes the memory.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.inner.cap_physical(cap)
-    }
-}
-
-impl fmt::Debug for InnerSegments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InnerSegments")
-            .field("device_ordinal", &self.inner.device_ordinal())
-            .field("config", &self.config)
-            .field("reserved", &self.reserved())
-            .field("limit", &self.limit())
-            .finish_non_exhaustive()
     }
 }
 

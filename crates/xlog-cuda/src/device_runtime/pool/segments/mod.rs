@@ -13,7 +13,6 @@
 //! when it drops its segments stays allocated, since work may still run on it.
 
 mod account;
-mod config;
 mod inner;
 mod mapped;
 mod plain;
@@ -22,18 +21,18 @@ mod tests;
 mod watched;
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use self::account::Account;
-pub(crate) use config::SegmentConfig;
 pub(crate) use inner::InnerSegments;
+#[cfg(test)]
+use mapped::HandleConfig;
 pub(crate) use mapped::MappedSegments;
 pub(crate) use plain::PlainSegments;
 pub(crate) use watched::WatchedSegments;
 
 use super::super::resource::{
-    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult,
-    SegmentWatcher, StreamId,
+    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, StreamId,
 };
 
 /// The unit of every address and size of a span.
@@ -124,9 +123,8 @@ pub(crate) struct Remap {
 
 /// Takes memory from a device for one pool, and returns it.
 ///
-/// Any thread may make any call at any time. No lock is held while the meter is charged. [`WatchedSegments`] forwards every
-/// method.
-pub(crate) trait Segments: Send + Sync + fmt::Debug {
+/// Any thread may make any call at any time. No lock is held while the meter is charged.
+pub(crate) trait Segments: Send + Sync {
     /// The resource that the memory comes from; `None` if it comes from the device.
     fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
         None
@@ -213,11 +211,6 @@ pub(crate) trait Segments: Send + Sync + fmt::Debug {
         self.account().announce_to(meter)
     }
 
-    /// Notifies `watcher` of segments, beginning with those held. Returns whether this kind supports watchers.
-    fn watch(&self, _watcher: &Weak<dyn SegmentWatcher>) -> bool {
-        false
-    }
-
     /// Limits [`reserved`](Self::reserved) to `cap`, rounded up to the granularity.
     fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
         self.account().cap(cap);
@@ -246,20 +239,4 @@ fn min_size(bytes: u64, unit: u64, total: u64) -> ResourceResult<u64> {
     }
     let minimum = round_up(bytes, unit).filter(|&minimum| minimum <= total);
     minimum.ok_or_else(|| out_of_memory(bytes, format!("the device has {total} bytes in all")))
-}
-
-/// Attempts the generous size, then the minimum if memory is short.
-fn generously<T, S: PartialEq>(
-    generous: S,
-    minimum: S,
-    attempt: impl Fn(&S) -> ResourceResult<T>,
-) -> ResourceResult<T> {
-    match attempt(&generous) {
-        Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
-            if generous != minimum =>
-        {
-            attempt(&minimum)
-        }
-        outcome => outcome,
-    }
 }

@@ -4,7 +4,6 @@
 //! not coalesced: no copy may lie across them. Nothing can be remapped. No lock is held over a driver call.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
@@ -12,8 +11,7 @@ use xlog_driver::sync::Mutex;
 use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::super::sanitizer::Heaps;
 use super::account::Account;
-use super::config::SegmentConfig;
-use super::{Segments, Span, UNIT, generously, min_size, out_of_memory, to_usize};
+use super::{Segments, Span, UNIT, min_size, out_of_memory, to_usize};
 use crate::CudaDevice;
 
 /// The unit in which drivers take memory from the device for large allocations.
@@ -22,7 +20,6 @@ const GRANULARITY: u64 = 2 << 20;
 /// Raw driver memory of one device, for one pool.
 pub(crate) struct PlainSegments {
     device: Arc<CudaDevice>,
-    config: SegmentConfig,
     account: Account,
     /// Sizes of the allocations, by address.
     allocations: Mutex<BTreeMap<u64, u64>>,
@@ -31,11 +28,10 @@ pub(crate) struct PlainSegments {
 }
 
 impl PlainSegments {
-    /// Creates segments of `device`. Takes no memory yet.
-    pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
-        config.validate()?;
-        let account = Account::new(config.maximum, GRANULARITY);
-        Ok(Self { device, config, account, allocations: Mutex::new(BTreeMap::new()), heaps: None })
+    /// Creates segments of `device`, at most `maximum` bytes. Takes no memory yet.
+    pub(crate) fn new(device: Arc<CudaDevice>, maximum: u64) -> Self {
+        let account = Account::new(maximum, GRANULARITY);
+        Self { device, account, allocations: Mutex::new(BTreeMap::new()), heaps: None }
     }
 
     /// Reports every allocation to a memory checker. Called before memory is taken.
@@ -94,9 +90,7 @@ impl Segments for PlainSegments {
     fn grow(&self, bytes: u64, _stream: StreamId) -> ResourceResult<Span> {
         let total = self.device.properties().total_bytes;
         min_size(bytes, UNIT, total)?;
-        let minimum = min_size(bytes.saturating_add(UNIT), GRANULARITY, total)?;
-        let generous = min_size(self.config.growth, GRANULARITY, total).unwrap_or(minimum);
-        generously(generous.max(minimum), minimum, |&size| self.grow_by(size, bytes))
+        self.grow_by(min_size(bytes.saturating_add(UNIT), GRANULARITY, total)?, bytes)
     }
 
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
@@ -142,17 +136,6 @@ impl Segments for PlainSegments {
 
     fn granularity(&self) -> u64 {
         GRANULARITY
-    }
-}
-
-impl fmt::Debug for PlainSegments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlainSegments")
-            .field("device", &self.device.spec())
-            .field("config", &self.config)
-            .field("reserved", &self.reserved())
-            .field("limit", &self.limit())
-            .finish_non_exhaustive()
     }
 }
 

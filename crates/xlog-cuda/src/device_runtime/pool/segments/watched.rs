@@ -4,17 +4,13 @@
 //! can order the return before a later segment at the same addresses.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use xlog_base::Mutex;
 
-use super::super::super::resource::{
-    DeviceMemoryResource, PhysicalCap, PhysicalMeter, ResourceResult, SegmentRange, SegmentWatcher,
-    StreamId,
-};
-use super::account::Account;
-use super::{FreeMemory, Remap, Segments, Span, SpanRequest, round_up};
+use super::super::super::resource::{ResourceResult, SegmentRange, SegmentWatcher, StreamId};
+use super::{FreeMemory, Segments, Span, SpanRequest, round_up};
 
 /// Segments of any kind, with watchers.
 pub(crate) struct WatchedSegments {
@@ -95,35 +91,24 @@ impl WatchedSegments {
             }
         }
     }
-}
 
-impl Segments for WatchedSegments {
-    fn inner_resource(&self) -> Option<&dyn DeviceMemoryResource> {
-        self.inner.inner_resource()
-    }
-
-    fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
+    /// [`Segments::grow`], announced to the watchers.
+    pub(crate) fn grow(&self, bytes: u64, stream: StreamId) -> ResourceResult<Span> {
         let span = self.inner.grow(bytes, stream)?;
         self.taken(span);
         Ok(span)
     }
 
-    fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
+    /// [`Segments::release`], announced to the watchers.
+    pub(crate) fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
         let tickets = self.tickets();
         let (gone, outcome) = self.inner.release(idle, bytes);
         self.returned(&gone, &tickets);
         (gone, outcome)
     }
 
-    fn releasable(&self, idle: &[Span]) -> u64 {
-        self.inner.releasable(idle)
-    }
-
-    fn plan(&self, free: FreeMemory<'_>, request: SpanRequest) -> Option<Remap> {
-        self.inner.plan(free, request)
-    }
-
-    fn defragment(
+    /// [`Segments::defragment`], announced to the watchers.
+    pub(crate) fn defragment(
         &self,
         free: FreeMemory<'_>,
         request: SpanRequest,
@@ -141,55 +126,8 @@ impl Segments for WatchedSegments {
         (span, taken, outcome)
     }
 
-    fn can_move(&self) -> bool {
-        self.inner.can_move()
-    }
-
-    fn reclaim(&self) -> ResourceResult<()> {
-        self.inner.reclaim()
-    }
-
-    fn is_stream_ordered(&self) -> bool {
-        self.inner.is_stream_ordered()
-    }
-
-    fn account(&self) -> &Account {
-        self.inner.account()
-    }
-
-    fn reserved(&self) -> u64 {
-        self.inner.reserved()
-    }
-
-    fn segment_count(&self) -> usize {
-        self.inner.segment_count()
-    }
-
-    fn kind(&self) -> &'static str {
-        self.inner.kind()
-    }
-
-    fn granularity(&self) -> u64 {
-        self.inner.granularity()
-    }
-
-    fn set_limit(&self, bytes: u64) {
-        self.inner.set_limit(bytes);
-    }
-
-    fn limit(&self) -> u64 {
-        self.inner.limit()
-    }
-
-    fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
-        self.inner.meter_physical(meter)
-    }
-
-    fn cap_physical(&self, cap: Arc<PhysicalCap>) -> ResourceResult<()> {
-        self.inner.cap_physical(cap)
-    }
-
-    fn watch(&self, watcher: &Weak<dyn SegmentWatcher>) -> bool {
+    /// Notifies `watcher` of segments, beginning with those held.
+    pub(crate) fn watch(&self, watcher: &Weak<dyn SegmentWatcher>) {
         let held: Vec<_> = {
             let mut state = self.state.lock();
             state.watchers.push(watcher.clone());
@@ -200,12 +138,14 @@ impl Segments for WatchedSegments {
                 watcher.taken(range);
             }
         }
-        true
     }
 }
 
-impl fmt::Debug for WatchedSegments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
+/// The calls that take and return nothing go to the segments themselves.
+impl Deref for WatchedSegments {
+    type Target = dyn Segments;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.inner
     }
 }

@@ -11,7 +11,6 @@ mod addresses;
 mod plan;
 mod state;
 
-use std::fmt;
 use std::sync::Arc;
 
 use xlog_driver::sync::Mutex;
@@ -19,16 +18,18 @@ use xlog_driver::{DriverError, VirtualMemory};
 
 use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::account::Account;
-use super::config::SegmentConfig;
 use super::{
-    FreeMemory, Remap, Segments, Span, SpanRequest, UNIT, generously, min_size, out_of_memory,
-    to_usize,
+    FreeMemory, Remap, Segments, Span, SpanRequest, UNIT, min_size, out_of_memory, to_usize,
 };
 use crate::CudaDevice;
 use addresses::Addresses;
 use plan::{Need, Plan};
 use state::{PhysicalHandle, State};
 
+/// Requests up to this size share small handles.
+const PRIVATE_BYTES: u64 = 32 << 20;
+/// The size of the largest handle.
+const LARGEST_HANDLE: u64 = 128 << 20;
 /// The approximate number of small handles of a pool: the handles of a large pool are larger.
 const SHARED_HANDLES: u64 = 512;
 /// The approximate maximum of handles for a request of up to 1 GiB: creating them takes about 2 ms.
@@ -40,28 +41,53 @@ const MAX_LARGE_HANDLES: u64 = 128;
 /// The smallest handle of a large request is about 1/TAIL_PART of it.
 const TAIL_PART: u64 = 64;
 
+/// Sizes of physical handles, in bytes.
+#[derive(Clone, Copy)]
+pub(crate) struct HandleConfig {
+    /// The size of a handle for small requests. A handle is returned whole.
+    pub(super) handle_bytes: u64,
+    /// The size of the largest handle for a large request. A partly occupied handle cannot be remapped.
+    pub(super) largest_handle: u64,
+    /// A larger request gets handles of its own; up to this size, requests share small ones, so that a live block pins little memory.
+    pub(super) private_bytes: u64,
+}
+
 /// Virtual memory of one device, for one pool.
 pub(crate) struct MappedSegments {
     device: Arc<CudaDevice>,
-    config: SegmentConfig,
+    config: HandleConfig,
     granularity: u64,
     account: Account,
     state: Mutex<State>,
 }
 
 impl MappedSegments {
-    /// Creates segments of `device`, which must offer virtual memory. Takes no memory and reserves no addresses yet.
-    pub(crate) fn new(device: Arc<CudaDevice>, config: SegmentConfig) -> ResourceResult<Self> {
+    /// Creates segments of `device`, which must offer virtual memory, at most `maximum` bytes. Takes no memory and reserves no addresses
+    /// yet.
+    pub(crate) fn new(device: Arc<CudaDevice>, maximum: u64) -> ResourceResult<Self> {
         let granularity = virtual_memory(&device)?.granularity() as u64;
-        config.validate_handles(granularity)?;
+        if !LARGEST_HANDLE.is_multiple_of(granularity) {
+            let accepted = format!("a divisor of {LARGEST_HANDLE}");
+            return Err(ResourceError::invalid(format!("granularity = {granularity}"), accepted));
+        }
         let addresses = Addresses::new(granularity, device.properties().total_bytes);
         Ok(Self {
-            account: Account::new(config.maximum, granularity),
+            account: Account::new(maximum, granularity),
             state: Mutex::new(State::new(addresses)),
             device,
-            config,
+            config: HandleConfig {
+                handle_bytes: granularity,
+                largest_handle: LARGEST_HANDLE,
+                private_bytes: PRIVATE_BYTES,
+            },
             granularity,
         })
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_handles(mut self, config: HandleConfig) -> Self {
+        self.config = config;
+        self
     }
 
     /// Bytes that are held of the device but unknown to the pool, after a failure.
@@ -81,7 +107,7 @@ impl MappedSegments {
 
     /// Returns the sizes for `bytes` of a large request in about `count` handles or fewer.
     fn handle_sizes(&self, bytes: u64, count: u64) -> HandleSizes {
-        let SegmentConfig { private_bytes, largest_handle, .. } = self.config;
+        let HandleConfig { private_bytes, largest_handle, .. } = self.config;
         if private_bytes == 0 {
             return HandleSizes { largest: largest_handle, smallest: largest_handle };
         }
@@ -116,19 +142,12 @@ impl MappedSegments {
 
     /// Returns the sizes of the handles for one step of growth that serves `minimum` bytes.
     fn growth(&self, minimum: u64) -> Vec<u64> {
-        let SegmentConfig { growth, handle_bytes, private_bytes, .. } = self.config;
-        let mut handles = match minimum {
+        let HandleConfig { handle_bytes, private_bytes, .. } = self.config;
+        match minimum {
             small if small <= handle_bytes => vec![handle_bytes],
             shared if shared <= private_bytes => self.small(shared),
             private => self.exactly(private),
-        };
-        let mut sum: u64 = handles.iter().sum();
-        while sum < growth {
-            let bytes = handle_bytes.min(growth - sum);
-            handles.push(bytes);
-            sum += bytes;
         }
-        handles
     }
 
     /// Returns the sizes of small handles that together serve `minimum` bytes.
@@ -302,9 +321,15 @@ impl Segments for MappedSegments {
         let memory = self.memory()?;
         // Best effort: this request may need the bytes.
         let _ = self.sweep(memory);
-        generously(self.growth(minimum), self.exactly(minimum), |sizes| {
-            self.grow_by(memory, sizes, bytes)
-        })
+        let (generous, exact) = (self.growth(minimum), self.exactly(minimum));
+        match self.grow_by(memory, &generous, bytes) {
+            Err(ResourceError::OutOfMemory { .. } | ResourceError::OutOfBudget { .. })
+                if generous != exact =>
+            {
+                self.grow_by(memory, &exact, bytes)
+            }
+            grown => grown,
+        }
     }
 
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>) {
@@ -417,17 +442,6 @@ impl Drop for MappedSegments {
         // Handles that the pool has not released stay mapped, with their reservation: work may still run on them.
         let _ = self.sweep(memory);
         self.state.lock().addresses.release(memory);
-    }
-}
-
-impl fmt::Debug for MappedSegments {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MappedSegments")
-            .field("device", &self.device.spec())
-            .field("config", &self.config)
-            .field("reserved", &self.reserved())
-            .field("limit", &self.limit())
-            .finish_non_exhaustive()
     }
 }
 

@@ -13,7 +13,7 @@ use xlog_sim::{SimConfig, SimDevice};
 
 use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
 use super::{
-    FreeMemory, InnerSegments, MappedSegments, PlainSegments, SegmentConfig, Segments, Span,
+    FreeMemory, HandleConfig, InnerSegments, MappedSegments, PlainSegments, Segments, Span,
     SpanRequest, UNIT,
 };
 use crate::CudaDevice;
@@ -24,14 +24,8 @@ const GRAIN: u64 = 64 << 10;
 const MIB: u64 = 1 << 20;
 
 /// Handles of two units, at most eight.
-const SMALL: SegmentConfig = SegmentConfig {
-    initial: 0,
-    maximum: u64::MAX,
-    growth: 2 * GRAIN,
-    handle_bytes: 2 * GRAIN,
-    largest_handle: 8 * GRAIN,
-    private_bytes: 0,
-};
+const SMALL: HandleConfig =
+    HandleConfig { handle_bytes: 2 * GRAIN, largest_handle: 8 * GRAIN, private_bytes: 0 };
 
 /// A device of `capacity` bytes, under a seed or with a thread per stream.
 fn device(seed: Option<u64>, capacity: u64) -> Arc<CudaDevice> {
@@ -63,8 +57,8 @@ fn used(device: &CudaDevice) -> u64 {
     info.total - info.free
 }
 
-fn mapped(device: &Arc<CudaDevice>, config: SegmentConfig) -> MappedSegments {
-    MappedSegments::new(Arc::clone(device), config).unwrap()
+fn mapped(device: &Arc<CudaDevice>, maximum: u64) -> MappedSegments {
+    MappedSegments::new(Arc::clone(device), maximum).unwrap().with_handles(SMALL)
 }
 
 /// Takes bytes up to a limit.

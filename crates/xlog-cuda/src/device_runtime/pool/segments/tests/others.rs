@@ -5,25 +5,17 @@ use super::super::super::super::stream_pool::StreamPool;
 use super::model::Model;
 use super::*;
 
-const STEP: SegmentConfig = SegmentConfig {
-    initial: 0,
-    maximum: u64::MAX,
-    growth: 4 * MIB,
-    handle_bytes: 4 * MIB,
-    largest_handle: 4 * MIB,
-    private_bytes: 0,
-};
-
-fn plain(device: &Arc<CudaDevice>, config: SegmentConfig) -> PlainSegments {
-    PlainSegments::new(Arc::clone(device), config).unwrap()
+fn plain(device: &Arc<CudaDevice>, maximum: u64) -> PlainSegments {
+    PlainSegments::new(Arc::clone(device), maximum)
 }
 
 #[test]
 fn two_plain_segments_never_become_one_range() {
     for device in devices(32 * MIB) {
-        let segments = plain(&device, STEP);
+        let segments = plain(&device, u64::MAX);
         let mut model = Model::new(&segments, &device);
-        let spans = [1, 4 * MIB, 6 * MIB - UNIT].map(|bytes| model.grow(bytes).unwrap());
+        let spans =
+            [4 * MIB - UNIT, 4 * MIB, 6 * MIB - UNIT].map(|bytes| model.grow(bytes).unwrap());
         assert_eq!(spans.map(|s| s.bytes + UNIT), [4 * MIB, 6 * MIB, 6 * MIB]);
         assert_eq!(model.idle.spans().len(), 3);
         assert_eq!(
@@ -42,12 +34,12 @@ fn two_plain_segments_never_become_one_range() {
 }
 
 #[test]
-fn plain_growth_is_generous_only_where_there_is_room() {
+fn plain_growth_ends_at_the_limit_and_at_the_end_of_the_device() {
     let device = device(None, 8 * MIB);
-    let segments = plain(&device, SegmentConfig { maximum: 7 * MIB, ..STEP });
+    let segments = plain(&device, 7 * MIB);
     let meter = Meter::new(u64::MAX);
     segments.meter_physical(meter.clone()).unwrap();
-    segments.grow(1, ON).unwrap();
+    segments.grow(4 * MIB - UNIT, ON).unwrap();
     assert_eq!(segments.grow(1, ON).unwrap().bytes + UNIT, 2 * MIB);
     assert!(segments.grow(1, ON).unwrap_err().to_string().contains("6291456 of at most 7340032"));
     segments.set_limit(u64::MAX);
@@ -57,19 +49,18 @@ fn plain_growth_is_generous_only_where_there_is_room() {
     assert_eq!((meter.held(), segments.reserved(), used(&device)), (8 * MIB, 8 * MIB, 8 * MIB));
 }
 
-fn over_async(device: &Arc<CudaDevice>, config: SegmentConfig) -> (InnerSegments, Arc<StreamPool>) {
+fn over_async(device: &Arc<CudaDevice>, maximum: u64) -> (InnerSegments, Arc<StreamPool>) {
     let streams = Arc::new(StreamPool::with_defaults(Arc::clone(device)));
     let inner = AsyncCudaResource::new(Arc::clone(device), 0, Arc::clone(&streams));
-    (InnerSegments::new(Box::new(inner), config).unwrap(), streams)
+    (InnerSegments::new(Box::new(inner), maximum), streams)
 }
 
 #[test]
 fn inner_segments_are_blocks_of_the_stream_that_grew_and_go_back_to_it() {
     for device in devices(64 * MIB) {
-        let config = SegmentConfig { growth: MIB, maximum: 9 * MIB, ..STEP };
-        let (segments, streams) = over_async(&device, config);
+        let (segments, streams) = over_async(&device, 9 * MIB);
         let lease = streams.lease().unwrap();
-        let first = segments.grow(100, lease.id()).unwrap();
+        let first = segments.grow(MIB - UNIT, lease.id()).unwrap();
         let second = segments.grow(3 * MIB, lease.id()).unwrap();
         assert_eq!((first.bytes + UNIT, second.bytes), (MIB, 3 * MIB));
         assert_eq!(segments.inner().bytes_outstanding() as u64, segments.reserved());
@@ -95,7 +86,7 @@ fn inner_segments_are_blocks_of_the_stream_that_grew_and_go_back_to_it() {
 #[test]
 fn inner_segments_leave_the_announcement_to_the_inner_resource() {
     let device = device(None, 64 * MIB);
-    let (segments, _streams) = over_async(&device, SegmentConfig { growth: MIB, ..STEP });
+    let (segments, _streams) = over_async(&device, u64::MAX);
     let meter = Meter::new(u64::MAX);
     segments.meter_physical(meter.clone()).unwrap();
     let span = segments.grow(5 * MIB, ON).unwrap();
@@ -110,13 +101,13 @@ fn inner_segments_leave_the_announcement_to_the_inner_resource() {
 #[test]
 fn kinds_and_units_are_told_apart() {
     let device = device(None, 64 * MIB);
-    let (inner, _streams) = over_async(&device, STEP);
+    let (inner, _streams) = over_async(&device, u64::MAX);
     let all: [Box<dyn Segments>; 3] =
-        [Box::new(mapped(&device, SMALL)), Box::new(plain(&device, STEP)), Box::new(inner)];
+        [Box::new(mapped(&device, u64::MAX)), Box::new(plain(&device, u64::MAX)), Box::new(inner)];
     let told: Vec<_> = all.iter().map(|s| (s.kind(), s.granularity())).collect();
     assert_eq!(told, [("mapped", GRAIN), ("plain", 2 * MIB), ("inner", UNIT)]);
     for segments in all {
-        assert!(format!("{segments:?}").contains("reserved: 0"));
+        assert_eq!(segments.reserved(), 0);
         assert_eq!(segments.release(&[], u64::MAX), (vec![], Ok(())));
     }
 }

@@ -44,7 +44,7 @@ fn random_lives_with_failing_calls_lose_nothing() {
     for seed in 0..60 {
         let mut draw = Random::new(seed);
         let device = device((seed % 2 == 0).then_some(seed), 48 * GRAIN);
-        let segments = mapped(&device, SMALL);
+        let segments = mapped(&device, u64::MAX);
         let meter = Meter::new(40 * GRAIN);
         segments.meter_physical(meter.clone()).unwrap();
         let mut model = Model::new(&segments, &device);
@@ -71,7 +71,7 @@ fn random_lives_with_failing_calls_lose_nothing() {
 fn threads_that_grow_release_and_gather_at_once_stay_within_the_limit() {
     for seed in 0..30 {
         let device = device((seed % 3 != 0).then_some(seed), 64 * GRAIN);
-        let segments = mapped(&device, SegmentConfig { maximum: 48 * GRAIN, ..SMALL });
+        let segments = mapped(&device, 48 * GRAIN);
         let meter = Meter::new(44 * GRAIN);
         segments.meter_physical(meter.clone()).unwrap();
         let (segments, device) = (&segments, &device);
