@@ -4,6 +4,7 @@
 //! forwarded if its call reaches the probe and the decorator returns the probe's result. A decorator may use another form of a call, such
 //! as several single finishes for a batch.
 use std::sync::Arc;
+use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
     Access, AllocRequest, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, MIN_ALIGN,
@@ -11,7 +12,7 @@ use xlog_cuda::device_runtime::{
 };
 
 use crate::fixture::{Fixture, Stop, TAG, ensure};
-use crate::probe::{Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
+use crate::probe::{CACHED_BYTES, Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
 
 const BYTES: usize = 1000;
 
@@ -191,6 +192,31 @@ pub(crate) fn statistics(fixture: &Fixture) -> Result<(), Stop> {
 
 pub(crate) fn trim(fixture: &Fixture) -> Result<(), Stop> {
     reaches(fixture, &["trim"], || Ok(fixture.resource.trim()?)).map(drop)
+}
+
+pub(crate) fn trim_under_pressure(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["trim_under_pressure"], || Ok(fixture.resource.trim_under_pressure()?))
+        .map(drop)
+}
+
+pub(crate) fn return_idle(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["return_idle"], || Ok(fixture.resource.return_idle(Instant::now())?))
+        .map(drop)
+}
+
+pub(crate) fn on_growth(fixture: &Fixture) -> Result<(), Stop> {
+    reaches(fixture, &["on_growth"], || Ok(fixture.resource.on_growth(Arc::new(|_| ())))).map(drop)
+}
+
+pub(crate) fn memory_use(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match fixture.resource.memory_use() {
+        Some(found) if (found.physical(), found.cached) == (PHYSICAL_BYTES, CACHED_BYTES) => Ok(()),
+        other => {
+            let text = format!("{other:?} is not {CACHED_BYTES} bytes cached of {PHYSICAL_BYTES}");
+            Err(lost("memory_use", &text))
+        }
+    }
 }
 
 pub(crate) fn meter_physical(fixture: &Fixture) -> Result<(), Stop> {

@@ -122,7 +122,8 @@ const OF_DECORATORS: &[Check] = checks! {
     forwarding: reap_pending, reap_completed, supports_block_use_tracking,
         record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,
         allocate_request, charge_for, home,
-        statistics, trim, meter_physical, cap_physical, watch_segments, physical_bytes, free_space, places_blocks, reserve_budget,
+        statistics, trim, trim_under_pressure, return_idle, on_growth, meter_physical, cap_physical, watch_segments, physical_bytes,
+        memory_use, free_space, places_blocks, reserve_budget,
         allocate_request_reserved;
 };
 

@@ -4,13 +4,14 @@
 //! [`FREE_SPACE`].
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, AllocRequest, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle,
     BudgetReservation, DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget,
-    PhysicalCap, PhysicalMeter, ResourceHome, ResourceResult, ResourceStatistics, SegmentWatcher,
-    StreamId, StreamPool,
+    GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceHome, ResourceResult,
+    ResourceStatistics, SegmentWatcher, StreamId, StreamPool,
 };
 use xlog_cuda::driver::sync::Mutex;
 
@@ -20,8 +21,9 @@ pub(crate) const LIMIT: usize = 2 << 30;
 /// The free space that the probe reports.
 pub(crate) const FREE_SPACE: FreeSpace = FreeSpace { bytes: 12_345, largest: 678 };
 
-/// The physical memory that the probe reports.
+/// The physical memory that the probe reports, and how much of it is cached.
 pub(crate) const PHYSICAL_BYTES: usize = 98_765;
+pub(crate) const CACHED_BYTES: usize = 4_321;
 
 /// The calls of a probe, by method.
 #[derive(Debug, Default)]
@@ -139,6 +141,18 @@ impl DeviceMemoryResource for Probe {
     }
     fn trim(&self) -> ResourceResult<usize> {
         self.noted("trim").trim()
+    }
+    fn trim_under_pressure(&self) -> ResourceResult<usize> {
+        self.noted("trim_under_pressure").trim_under_pressure()
+    }
+    fn return_idle(&self, now: Instant) -> ResourceResult<usize> {
+        self.noted("return_idle").return_idle(now)
+    }
+    fn on_growth(&self, hook: GrowthHook) -> bool {
+        self.noted("on_growth").on_growth(hook)
+    }
+    fn memory_use(&self) -> Option<MemoryUse> {
+        Some(MemoryUse::of_physical(PHYSICAL_BYTES, CACHED_BYTES, 0))
     }
     fn meter_physical(&self, meter: Arc<dyn PhysicalMeter>) -> ResourceResult<()> {
         self.noted("meter_physical").meter_physical(meter)

@@ -28,6 +28,8 @@ pub(crate) struct Cubic {
 
 /// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`.
 const UNBACKED: c_uint = 0x40 | 0x80;
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth is a number of layers or faces, which every level has.
+const OF_LAYERS: c_uint = 0x01 | 0x04;
 
 impl Cubic {
     fn bytes_of_level(&self, level: u32) -> u64 {
@@ -35,8 +37,11 @@ impl Cubic {
             return 0;
         }
         let size = |size: usize| ((size as u64).checked_shr(level).unwrap_or(0)).max(1);
-        let elements =
-            size(self.width).saturating_mul(size(self.height)).saturating_mul(size(self.depth));
+        let depth = match self.flags & OF_LAYERS {
+            0 => size(self.depth),
+            _ => self.depth.max(1) as u64,
+        };
+        let elements = size(self.width).saturating_mul(size(self.height)).saturating_mul(depth);
         elements.saturating_mul(u64::from(self.channels.max(1)) * element_bytes(self.format))
     }
 }
@@ -65,4 +70,24 @@ pub(crate) fn cubic_bytes(descriptor: *const Cubic, levels: u32) -> u64 {
     unsafe { descriptor.as_ref() }.map_or(0, |cubic| {
         (0..levels.clamp(1, usize::BITS)).map(|level| cubic.bytes_of_level(level)).sum()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(depth: usize, flags: c_uint) -> u64 {
+        let cubic = Cubic { width: 512, height: 512, depth, format: 0x20, channels: 1, flags };
+        cubic_bytes(&raw const cubic, 10)
+    }
+
+    #[test]
+    fn each_mip_level_halves_a_volume_in_three_dimensions_and_layers_in_two() {
+        let flat: u64 = (0..10).map(|level| 4 << (2 * (9 - level))).sum();
+        assert_eq!(bytes(1, 0), flat);
+        assert_eq!(bytes(1024, 0x01), 1024 * flat);
+        assert_eq!(bytes(6, 0x04), 6 * flat);
+        assert!(bytes(1024, 0) < 1024 * flat * 9 / 10);
+        assert_eq!(bytes(1024, 0x01 | 0x40), 0, "a sparse array has no memory of its own");
+    }
 }

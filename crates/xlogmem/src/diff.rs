@@ -26,7 +26,7 @@ const DIFFER: &str = "the logs differ";
 Exit status: 0 the logs say the same; 1 they differ; 2 the command line was refused, or a log cannot be read or is not whole."
 )]
 pub(crate) struct DiffArguments {
-    /// The log before: xtrace, csv or rmm-csv; - is standard input
+    /// The log before: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input
     #[arg(value_name = "A")]
     before: PathBuf,
 

@@ -27,7 +27,7 @@ const ROWS: usize = 10;
                         line was refused, or the log cannot be read."
 )]
 pub(crate) struct SummaryArguments {
-    /// The log: xtrace, csv or rmm-csv; - is standard input. Several xtrace files, such as those of the processes of a run, are
+    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input. Several xtrace files, such as those of the processes of a run, are
     /// summarized together
     #[arg(value_name = "LOG", required = true)]
     logs: Vec<PathBuf>,

@@ -33,7 +33,7 @@ Exit status: 0 every operation of the log was served; 1 some were not, or the de
                         something wrong with the log; 2 the command line was refused, or the log cannot be read."
 )]
 pub(crate) struct ReplayArguments {
-    /// The log: xtrace, csv or rmm-csv
+    /// The log: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch
     #[arg(value_name = "LOG")]
     log: PathBuf,
 

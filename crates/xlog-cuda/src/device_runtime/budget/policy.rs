@@ -21,7 +21,8 @@ pub struct OomPolicy {
     /// The maximum time that the whole call waits for the device, in the budget and in the resources below. A driver call that blocks is
     /// not interrupted.
     pub deadline: Duration,
-    /// Whether to wait for blocks that are still live. By default a request does not.
+    /// Whether to wait for blocks that are still live, if the budget has too little. By default a request does not. If the resource below
+    /// or the ledger refuses, nobody waits for live blocks.
     pub wait: Option<WaitPolicy>,
 }
 

@@ -9,8 +9,8 @@
 //! | only from magazines | the same without the magazines |
 //! | others | the low water of all checks, if it is at least 1/[`MIN_UNNEEDED`] of the pool |
 //!
-//! A busy pool therefore keeps what all its streams together need at their peaks, and a quiet one returns its memory. Memory whose work is pending stays, and
-//! counts as needed before idle memory of the same arena does.
+//! A busy pool therefore keeps what all its streams together need at their peaks, and a quiet one returns its memory. Memory whose work
+//! is pending stays, and counts as needed before idle memory of the same arena does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

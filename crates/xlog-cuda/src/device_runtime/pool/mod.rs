@@ -43,7 +43,7 @@ mod trim;
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use xlog_driver::Driver;
 use xlog_driver::sync::Mutex;
@@ -118,7 +118,7 @@ pub struct PoolResource {
     deferred_frees: DeferredFrees,
     demand: Mutex<Demand>,
     /// Called when the pool has taken memory from the device.
-    on_growth: OnceLock<GrowthHook>,
+    on_growth: Mutex<Vec<GrowthHook>>,
     /// Set under a memory checker.
     sanitizer: Option<Sanitizer>,
 }
@@ -183,7 +183,7 @@ impl PoolResource {
             wait_allowance: WaitAllowance::new(),
             deferred_frees: DeferredFrees::default(),
             demand: Mutex::new(Demand::new()),
-            on_growth: OnceLock::new(),
+            on_growth: Mutex::default(),
             sanitizer,
             config,
         };
@@ -243,9 +243,10 @@ impl PoolResource {
         };
         let taken = path.allocate().map(|suballocation| (suballocation, path.inherited));
         if self.reserve.segments.reserved() > reserved
-            && let (Some(hook), Some(interval)) = (self.on_growth.get(), self.decay_interval())
+            && let Some(interval) = self.decay_interval()
         {
-            hook(interval);
+            let hooks = self.on_growth.lock().clone();
+            hooks.iter().for_each(|hook| hook(interval));
         }
         taken
     }

@@ -243,9 +243,13 @@ impl DeviceMemoryResource for PoolResource {
 
     fn on_growth(&self, hook: GrowthHook) -> bool {
         // A seed cannot reproduce a background thread.
-        self.decay_interval().is_some()
-            && !self.device.is_seeded()
-            && self.on_growth.set(hook).is_ok()
+        let interval = self.decay_interval().filter(|_| !self.device.is_seeded());
+        let Some(interval) = interval else { return false };
+        self.on_growth.lock().push(hook.clone());
+        if self.reserve.segments.reserved() > 0 {
+            hook(interval);
+        }
+        true
     }
 
     fn memory_use(&self) -> Option<MemoryUse> {

@@ -1,6 +1,7 @@
 //! Tests that need access to an arena.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -272,4 +273,26 @@ fn a_pool_without_decay_keeps_its_memory_and_a_threshold_is_kept() {
     decaying.returned(Duration::ZERO);
     assert!(decaying.returned(DECAY) > 0);
     assert!((32 * MIB..=64 * MIB).contains(&decaying.reserved()), "{}", decaying.reserved());
+}
+
+#[test]
+fn every_hook_learns_of_the_memory_that_the_pool_holds_and_of_growth() {
+    let [device, _] = devices();
+    let config = PoolConfig::default().with_decay(DECAY, 0).with_initial(32 * MIB);
+    let decaying = Decaying::new(device, config);
+    let counts = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    for count in &counts {
+        let count = count.clone();
+        let hook = move |interval: Duration| {
+            assert_eq!(interval, DECAY / 4);
+            count.fetch_add(1, Ordering::Relaxed);
+        };
+        assert!(decaying.pool.on_growth(Arc::new(hook)));
+    }
+    let heard = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+    assert_eq!(heard(), [1, 1]);
+    decaying.pair(MIB);
+    assert_eq!(heard(), [1, 1], "it fits");
+    decaying.pair(64 * MIB);
+    assert_eq!(heard(), [2, 2]);
 }

@@ -304,8 +304,8 @@ pub trait DeviceMemoryResource: Send + Sync {
         self.inner_resource().map_or(Ok(0), |inner| inner.return_idle(now))
     }
 
-    /// Calls `hook` whenever the resource has taken memory from the device, with the interval at which to call
-    /// [`return_idle`](Self::return_idle) from then on. Returns false if the resource keeps idle memory.
+    /// Calls `hook` whenever the resource has taken memory from the device, and at once if it holds some, with the interval at which to
+    /// call [`return_idle`](Self::return_idle) from then on. Returns false if the resource keeps idle memory.
     fn on_growth(&self, hook: GrowthHook) -> bool {
         self.inner_resource().is_some_and(|inner| inner.on_growth(hook))
     }

@@ -337,7 +337,7 @@ impl RunReport for Report {
         if !self.cases.is_empty() {
             self.figures(&mut page);
         }
-        let verdict = "cached memory of other processes was had, and a stopped one was named";
+        let verdict = "other processes gave up their cached memory, and a stopped one was named";
         self.head.end(page, verdict)
     }
 }
