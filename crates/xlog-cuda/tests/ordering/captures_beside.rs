@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::rig::{Rig, TAG, fill};
 use xlog_cuda::CudaDevice;
@@ -217,7 +218,8 @@ fn a_request_waits_for_segments_that_it_returns_behind_running_work() {
 
 #[test]
 fn reaps_that_wait_for_one_stream_all_wait() {
-    for_each_sim(|device, _| {
+    for seed in 0..60 {
+        let device = &Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
         let rig = Rig::new(device);
         let [stream] = rig.leases();
         let _escapes = stream.handle();
@@ -226,15 +228,19 @@ fn reaps_that_wait_for_one_stream_all_wait() {
             let id = BlockId::from_block(&block);
             let gate = stream.hold().unwrap();
             fill(&stream, block.ptr, 1, 4096);
+            let is_over = Arc::new(AtomicBool::new(false));
+            let noted = is_over.clone();
+            stream.host_fn(move || noted.store(true, Ordering::Relaxed)).unwrap();
             rig.free(block);
             let reap = || {
                 rig.resource.reap_pending().unwrap();
-                assert_eq!(rig.resource.block_state(id), BlockState::Freed);
+                assert_eq!(rig.resource.block_state(id), BlockState::Freed, "seed {seed}");
+                assert!(is_over.load(Ordering::Relaxed), "seed {seed}: a reap did not wait");
             };
             xlog_testing::threads(
                 device,
                 vec![Box::new(reap), Box::new(reap), Box::new(move || gate.release())],
             );
         }
-    });
+    }
 }
