@@ -51,13 +51,24 @@ impl Beside {
         fill(&streams[0], freed.ptr, 1, freed.bytes);
         let block = rig.allocate(4096, &streams[0]);
         fill(&streams[0], block.ptr, 2, 4096);
+        let small = rig.allocate(4096, &streams[0]);
         rig.free(freed);
+        // Too small for an event of its own.
+        rig.free(small);
         Self { rig, streams, block }
     }
 
     fn resource(&self) -> &dyn DeviceMemoryResource {
         &*self.rig.resource
     }
+}
+
+/// Queues a function that sets the result.
+fn note_end(stream: &StreamLease) -> Arc<AtomicBool> {
+    let is_over = Arc::new(AtomicBool::new(false));
+    let noted = is_over.clone();
+    stream.host_fn(move || noted.store(true, Ordering::Relaxed)).unwrap();
+    is_over
 }
 
 /// Begins a capture of the first stream, and with `ends` ends it again.
@@ -172,16 +183,22 @@ fn a_use_on_another_stream_does_not_break_a_capture_that_begins_meanwhile() {
 /// The stamps of frees are noted only on streams whose handle others have.
 #[test]
 fn a_reap_waits_for_what_became_free_before_the_handle_was_taken() {
-    for_each_sim(|device, _| {
+    for seed in 0..20 {
+        let device = &Arc::new(CudaDevice::open(&format!("sim:{seed}")).unwrap());
         let rig = Rig::pooled(device, PoolConfig::default());
         let [stream] = rig.leases();
         let block = rig.allocate(5 * MIB, &stream);
+        let gate = stream.hold().unwrap();
         fill(&stream, block.ptr, 1, block.bytes);
+        let is_over = note_end(&stream);
         rig.free(block);
-        let handle = stream.handle();
-        rig.resource.reap_pending().unwrap();
-        assert!(device.driver().stream_query(handle).unwrap());
-    });
+        let _escapes = stream.handle();
+        let reap = || {
+            rig.resource.reap_pending().unwrap();
+            assert!(is_over.load(Ordering::Relaxed), "seed {seed}: the reap did not wait");
+        };
+        xlog_testing::threads(device, vec![Box::new(reap), Box::new(move || gate.release())]);
+    }
 }
 
 /// What the pool returns to an inner resource is a free on the stream, queued behind whatever runs there now.
@@ -228,9 +245,7 @@ fn reaps_that_wait_for_one_stream_all_wait() {
             let id = BlockId::from_block(&block);
             let gate = stream.hold().unwrap();
             fill(&stream, block.ptr, 1, 4096);
-            let is_over = Arc::new(AtomicBool::new(false));
-            let noted = is_over.clone();
-            stream.host_fn(move || noted.store(true, Ordering::Relaxed)).unwrap();
+            let is_over = note_end(&stream);
             rig.free(block);
             let reap = || {
                 rig.resource.reap_pending().unwrap();

@@ -296,3 +296,19 @@ fn every_hook_learns_of_the_memory_that_the_pool_holds_and_of_growth() {
     decaying.pair(64 * MIB);
     assert_eq!(heard(), [2, 2]);
 }
+
+/// The stamps of frees are noted only on streams whose handle others have.
+#[test]
+fn memory_that_was_free_before_the_handle_was_taken_is_polled_for() {
+    for device in devices() {
+        let pool = Decaying::new(device, PoolConfig::default());
+        let gate = pool.stream.hold().unwrap();
+        pool.pair(64 * MIB);
+        let _escapes = pool.stream.handle();
+        let owner = pool.pool.tracker.stream(pool.stream.id()).unwrap();
+        assert!(!owner.poll_freed(), "the stream is held");
+        gate.release();
+        pool.stream.synchronize().unwrap();
+        assert!(owner.poll_freed());
+    }
+}

@@ -118,11 +118,14 @@ fn branches_that_share_a_block_are_ordered_inside_the_capture() {
             let graph = runtime
                 .capture(stream.id(), |scope| {
                     scope.fork(branch.id())?;
+                    let result = memory.on_stream(branch.id()).alloc::<u8>(BYTES)?;
                     let shared = memory.on_stream(scope.id()).alloc::<u8>(BYTES)?;
+                    // The branch follows the allocation of the shared block, but not the fill after it.
+                    fill(&runtime, scope.id(), &outside, 4)?;
+                    copy(&runtime, branch.id(), &outside, &result)?;
                     // Unannounced work of the block's own stream, before another stream's first use.
                     // SAFETY: the block is live, and the fill is on its own stream.
                     unsafe { scope.stream().memset(shared.ptr(), 5, BYTES)? };
-                    let result = memory.on_stream(branch.id()).alloc::<u8>(BYTES)?;
                     copy(&runtime, branch.id(), &shared, &result)?;
                     copy(&runtime, branch.id(), &shared, &outside)?;
                     fill(&runtime, scope.id(), &shared, 6)?;
