@@ -130,6 +130,38 @@ fn a_freed_block_that_another_stream_reads_serves_a_third_one_of_its_size() {
     });
 }
 
+/// The free follows all work of the block's own stream, announced or not.
+#[test]
+fn a_freed_block_that_two_streams_read_serves_a_third_one_after_both() {
+    for_each_device(|device| {
+        let tracked = tracked(device, PoolConfig::default(), 3);
+        let first = tracked.alloc(6 * MIB, 0);
+        tracked.fill(&first, 1, 0);
+        let mut targets = [0, 1].map(|stream| tracked.alloc(6 * MIB, stream));
+        tracked.fill(&targets[0], 0, 0);
+        tracked.fill(&targets[1], 0, 1);
+        let gates = [1, 0].map(|at| {
+            let gate = WatchedGate::new(tracked.streams[at].hold().unwrap());
+            targets[at].copy_from_on(&first, tracked.streams[at].id()).unwrap();
+            gate
+        });
+        drop(first);
+        let reserved = tracked.reserved();
+        let third = tracked.alloc(6 * MIB, 2);
+        assert_eq!(tracked.reserved(), reserved, "the pool grew beside free memory");
+        tracked.fill(&third, 9, 2);
+        assert!(!tracked.streams[2].query().unwrap(), "it did not wait");
+        let [other, own] = gates;
+        other.release();
+        tracked.streams[1].synchronize().unwrap();
+        own.release();
+        tracked.assert_holds(&targets[0], 1, 0);
+        tracked.assert_holds(&targets[1], 1, 1);
+        tracked.assert_holds(&third, 9, 2);
+        tracked.assert_no_races();
+    });
+}
+
 #[test]
 fn a_buffer_that_inherits_and_is_never_used_frees_its_memory() {
     for_each_device(|device| {
