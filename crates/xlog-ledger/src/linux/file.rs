@@ -270,14 +270,22 @@ fn open_existing(path: &Path, key: &DeviceKey, access: Access) -> LedgerResult<(
     Ok((file, header))
 }
 
-/// Reads the header. Another process may upgrade the file meanwhile, so an error counts only if a second read gives the same bytes.
+/// Reads and checks the header.
 pub(super) fn read_header(path: &Path, file: &File) -> LedgerResult<Header> {
-    let look = || {
+    check_steady(path, || {
         let bytes = read_start(file, HEADER_SIZE).map_err(|error| failed(path, "read", error))?;
         // An upgrade grows the file before it replaces the header, so the size is read last.
         let size = file.metadata().map_err(|error| failed(path, "stat", error))?.len();
-        LedgerResult::Ok((bytes, size))
-    };
+        Ok((bytes, size))
+    })
+}
+
+/// Checks the header and the size of the file that `look` reads. Another process may upgrade the file meanwhile, so an error counts only
+/// if a second look gives the same.
+fn check_steady(
+    path: &Path,
+    mut look: impl FnMut() -> LedgerResult<(Vec<u8>, u64)>,
+) -> LedgerResult<Header> {
     let fixed = |bytes: &[u8]| bytes.get(..FIXED_SIZE).map(<[u8]>::to_vec);
     let (mut bytes, mut size) = look()?;
     loop {
@@ -414,4 +422,29 @@ fn missing_or(path: &Path, call: &'static str, error: io::Error) -> LedgerError 
 
 pub(super) fn failed(path: &Path, call: &'static str, source: io::Error) -> LedgerError {
     LedgerError::Io { path: path.to_owned(), call, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_that_was_read_beside_an_upgrade_is_read_again_and_a_bad_one_twice() {
+        let key = DeviceKey::new("sim-0").unwrap();
+        let whole = new_file(&key, 4, 8);
+        let size = whole.len() as u64;
+        let path = Path::new("/d/sim-0.ledger");
+        // A look that fell between the growth of the file and its new header.
+        for torn in [size - 1, size / 2] {
+            let mut sizes = [torn, size].into_iter();
+            let read = check_steady(path, || Ok((whole.clone(), sizes.next().unwrap())));
+            assert_eq!(read.unwrap().file_size, size);
+        }
+        let mut looks = 0;
+        let bad = check_steady(path, || {
+            looks += 1;
+            Ok((whole.clone(), size / 2))
+        });
+        assert!(bad.is_err() && looks == 2, "{looks}: {bad:?}");
+    }
 }

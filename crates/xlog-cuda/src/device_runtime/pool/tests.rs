@@ -312,3 +312,25 @@ fn memory_that_was_free_before_the_handle_was_taken_is_polled_for() {
         assert!(owner.poll_freed());
     }
 }
+
+/// More polls than a stream may have marks pending, then a free; the stream has other work before its work on that memory is polled.
+#[test]
+fn another_process_gets_the_memory_of_a_stream_that_is_never_idle() {
+    for device in devices() {
+        let pool = Decaying::new(device, PoolConfig::default().without_decay());
+        let first = pool.stream.hold().unwrap();
+        pool.pair(MIB);
+        for _ in 0..16 {
+            assert_eq!(pool.pool.trim_under_pressure().unwrap(), 0);
+        }
+        pool.pair(64 * MIB);
+        assert_eq!(pool.pool.trim_under_pressure().unwrap(), 0, "the stream is held");
+        let (reached, was_reached) = std::sync::mpsc::channel();
+        pool.stream.host_fn(move || reached.send(()).unwrap()).unwrap();
+        let second = pool.stream.hold().unwrap();
+        first.release();
+        was_reached.recv_timeout(Duration::from_secs(120)).unwrap();
+        assert!(pool.pool.trim_under_pressure().unwrap() >= 64 * MIB);
+        second.release();
+    }
+}
