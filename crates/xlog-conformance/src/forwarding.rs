@@ -205,7 +205,8 @@ pub(crate) fn return_idle(fixture: &Fixture) -> Result<(), Stop> {
 }
 
 pub(crate) fn on_growth(fixture: &Fixture) -> Result<(), Stop> {
-    reaches(fixture, &["on_growth"], || Ok(fixture.resource.on_growth(Arc::new(|_| ())))).map(drop)
+    reaches(fixture, &["on_growth"], || Ok(fixture.resource.on_growth(Arc::new(|_| true))))
+        .map(drop)
 }
 
 pub(crate) fn memory_use(fixture: &Fixture) -> Result<(), Stop> {

@@ -346,36 +346,64 @@ class Graphs(OnStreams):
         release_pool(0, 18, 0)
 
     def test_a_capture_that_pytorch_abandons_is_not_announced_for_ever(self):
+        current = [1]
+
         class Graph:
+            """Announces as PyTorch does. `resets`: also ends a failed begin itself, as newer versions do."""
+
+            def __init__(self, resets=False):
+                self.resets, self.announced = resets, False
+
             def capture_begin(self, fails=False):
                 begin_pool(0, 19, 0, None)
+                self.announced = True
                 if fails:
                     raise RuntimeError("the driver refuses")
 
             def capture_end(self, fails=False):
+                if current != [1]:
+                    raise RuntimeError("another stream")
                 if fails:
                     raise RuntimeError("the capture was broken")
                 end_pool(0, 19, 0)
+                self.announced = False
 
-        _captures.patch(Graph)
+            def reset(self):
+                if self.resets and self.announced:
+                    end_pool(0, 19, 0)
+                    release_pool(0, 19, 0)
+                    self.announced = False
+
+        _captures.patch(Graph, lambda: current[0])
         held, graph = outstanding(), Graph()
         graph.capture_begin()
-        with self.assertRaisesRegex(RuntimeError, "refuses"):
-            Graph().capture_begin(fails=True)
-        self.assertEqual(_native.torch_captures(), 1, "the outer one is still open")
+        outer = _native.torch_last_capture()
+        for resets in (False, True):
+            failing = Graph(resets)
+            with self.assertRaisesRegex(RuntimeError, "refuses"):
+                failing.capture_begin(fails=True)
+            failing.reset()
+            self.assertEqual(_native.torch_last_capture(), outer, "the outer one is still open")
+        with self.assertRaisesRegex(RuntimeError, "broken"):
+            Graph().capture_end(fails=True)
+        current[0] = 2
+        with self.assertRaisesRegex(RuntimeError, "another stream"):
+            graph.capture_end()
+        current[0] = 1
+        self.assertEqual(_native.torch_last_capture(), outer)
         runtime._set_capturing(self.one, True)
         address = self.take(4096)
         runtime._set_capturing(self.one, False)
         with self.assertRaisesRegex(RuntimeError, "broken"):
             graph.capture_end(fails=True)
-        self.assertEqual(_native.torch_captures(), 0)
+        self.assertEqual(_native.torch_last_capture(), 0)
         self.give(address)
         runtime.synchronize()
         self.assertEqual(outstanding(), held, "its graph will never be destroyed")
-        with_end = Graph()
-        with_end.capture_begin()
-        with_end.capture_end()
-        self.assertEqual(_native.torch_captures(), 0)
+        whole = Graph()
+        whole.capture_begin()
+        whole.capture_end()
+        self.assertEqual(_native.torch_last_capture(), 0)
         release_pool(0, 19, 0)
 
     def test_the_limit_counts_memory_of_graphs(self):

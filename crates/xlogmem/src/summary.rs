@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use xlog_report::text::{call_times, seconds};
 use xlog_report::text_report::{TextReport, count, size};
@@ -54,8 +54,7 @@ struct Report {
     format: Option<&'static str>,
     reading: Option<ReadingReport>,
     /// Every field is always present.
-    numbers: Option<Value>,
-    #[serde(skip)]
+    #[serde(rename = "numbers")]
     counts: Option<Counts>,
 }
 
@@ -91,7 +90,6 @@ fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
     let summary = summary.map_err(|error| input.blame(&error))?;
     input.check(source.report())?;
     let counts = Counts { summary, late_records: source.late() };
-    report.numbers = Some(counts.to_json());
     report.counts = Some(counts);
     Ok(())
 }
@@ -109,6 +107,12 @@ fn by_name(rows: &[(String, Usage)]) -> Vec<Value> {
 
 fn counted<K: ToString>(counts: &BTreeMap<K, u64>) -> Vec<Value> {
     counts.iter().map(|(name, count)| json!({ "name": name.to_string(), "count": count })).collect()
+}
+
+impl Serialize for Counts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.to_json().serialize(serializer)
+    }
 }
 
 impl Counts {

@@ -143,7 +143,7 @@ def _patch():
     for name, function in _PATCHES.items():
         if hasattr(_torch._C, name):
             setattr(_torch._C, name, function)
-    _captures.patch(_torch.cuda.CUDAGraph)
+    _captures.patch(_torch.cuda.CUDAGraph, lambda: _torch.cuda.current_stream().cuda_stream)
     # cuDNN's benchmark mode asks for the largest cached block, which fails for every plugged allocator.
     _torch.backends.cudnn.benchmark = False
     switch = vars(type(_torch.backends.cudnn)).get("benchmark")

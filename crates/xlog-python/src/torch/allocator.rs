@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 use std::thread::{self, ThreadId};
 
@@ -25,7 +25,7 @@ use xlog_cuda::{Result, StreamId};
 use super::counters::Counters;
 use super::graph_memory::{GraphMemory, UNIT};
 use crate::foreign;
-use crate::idle::{By, open_captures};
+use crate::idle::{By, is_short, open_captures};
 use crate::scope::current_tag;
 
 /// The maximum number of devices of a process.
@@ -42,9 +42,14 @@ impl GraphPoolId {
 }
 
 struct OpenCapture {
+    /// Each capture of the process has its own number, later ones a higher one.
+    number: u64,
     pool: GraphPoolId,
     thread: ThreadId,
 }
+
+/// The number of the last capture.
+static LAST_CAPTURE: AtomicU64 = AtomicU64::new(0);
 
 /// The memory at an address.
 enum Live {
@@ -144,7 +149,12 @@ impl Device {
         stream: usize,
     ) -> Result<u64> {
         let allocate = || self.try_allocate(requested, stream);
-        let allocated = By::Torch.with_room(&self.runtime, allocate);
+        let allocated = By::Torch.with_room(&self.runtime, allocate).or_else(|refused| {
+            match is_short(&refused) && self.return_deferred() {
+                true => allocate(),
+                false => Err(refused),
+            }
+        });
         let (ptr, entry) = allocated.inspect_err(|_| {
             self.counters.refusals.fetch_add(1, Ordering::Relaxed);
         })?;
@@ -247,40 +257,53 @@ impl Device {
     pub(super) fn begin_capture(&self, pool: GraphPoolId) {
         self.graphs.lock().entry(pool).or_default().uses += 1;
         let mut captures = self.captures.lock();
-        captures.push(OpenCapture { pool, thread: thread::current().id() });
+        let number = LAST_CAPTURE.fetch_add(1, Ordering::Relaxed) + 1;
+        captures.push(OpenCapture { number, pool, thread: thread::current().id() });
         self.capturing.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Ends the last capture into a pool, of this thread if it has one.
     pub(super) fn end_capture(&self, pool: GraphPoolId) {
-        let mut captures = self.captures.lock();
-        if let Some(at) = captures.iter().rposition(|capture| capture.pool == pool) {
-            captures.remove(at);
-            self.capturing.fetch_sub(1, Ordering::AcqRel);
+        let this = thread::current().id();
+        let number = {
+            let captures = self.captures.lock();
+            let last = |own: bool| {
+                let mut into = captures.iter().rev().filter(|capture| capture.pool == pool);
+                into.find(|capture| !own || capture.thread == this)
+            };
+            last(true).or_else(|| last(false)).map(|capture| capture.number)
+        };
+        if let Some(number) = number {
+            self.end_numbered(number);
         }
-        drop(captures);
-        if let Some(memory) = self.graphs.lock().get_mut(&pool) {
+    }
+
+    /// Ends a capture, and returns its pool; `None` if it is not open.
+    fn end_numbered(&self, number: u64) -> Option<GraphPoolId> {
+        let ended = {
+            let mut captures = self.captures.lock();
+            let at = captures.iter().position(|capture| capture.number == number)?;
+            captures.remove(at)
+        };
+        self.capturing.fetch_sub(1, Ordering::AcqRel);
+        if let Some(memory) = self.graphs.lock().get_mut(&ended.pool) {
             memory.end_capture();
         }
+        Some(ended.pool)
     }
 
-    pub(super) fn captures_of_this_thread(&self) -> usize {
+    /// Returns the number of the last open capture that this thread has begun.
+    pub(super) fn last_capture(&self) -> Option<u64> {
         let this = thread::current().id();
-        self.captures.lock().iter().filter(|capture| capture.thread == this).count()
+        let captures = self.captures.lock();
+        captures.iter().filter(|capture| capture.thread == this).map(|own| own.number).max()
     }
 
-    /// Ends up to `maximum` of this thread's captures, which PyTorch has abandoned: the last ones, with their graphs. Returns how many.
-    pub(super) fn abandon_captures(&self, maximum: usize) -> usize {
-        let this = thread::current().id();
-        let abandoned: Vec<_> = {
-            let captures = self.captures.lock();
-            let own = captures.iter().rev().filter(|capture| capture.thread == this);
-            own.take(maximum).map(|capture| capture.pool).collect()
-        };
-        for pool in &abandoned {
-            self.end_capture(*pool);
-            self.release_pool(*pool);
+    /// Ends a capture that PyTorch has abandoned, with its graph, unless it has ended.
+    pub(super) fn abandon_capture(&self, number: u64) {
+        if let Some(pool) = self.end_numbered(number) {
+            self.release_pool(pool);
         }
-        abandoned.len()
     }
 
     /// Records that PyTorch has destroyed a graph of a pool.
@@ -395,11 +418,20 @@ impl Device {
         self.has_deferred.store(!deferred.is_empty(), Ordering::Release);
     }
 
+    /// Frees what had to wait for the end of captures; returns false while one is open.
+    fn return_deferred(&self) -> bool {
+        let is_capturing = self.capturing.load(Ordering::Acquire) > 0;
+        if !is_capturing {
+            self.free_deferred();
+            self.return_graph_memory();
+        }
+        !is_capturing
+    }
+
     /// Returns cached memory to the device, for `torch.cuda.empty_cache()`. Waits for queued work, as PyTorch's own allocator does
     /// by `cudaFree`.
     pub(super) fn empty_cache(&self) {
-        self.free_deferred();
-        self.return_graph_memory();
+        self.return_deferred();
         let _ = By::Torch.sweep(&self.runtime);
         let _ = self.runtime.reap_pending();
         let _ = self.runtime.trim();

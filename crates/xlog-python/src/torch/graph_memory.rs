@@ -45,7 +45,7 @@ pub(super) struct GraphMemory {
     live: usize,
     /// Freed blocks that another stream of the capture may still use.
     deferred: Vec<u64>,
-    /// Captures into the pool minus destroyed graphs. A failed capture is never subtracted, as in PyTorch's own allocator.
+    /// Captures into the pool minus destroyed and abandoned graphs.
     pub(super) uses: usize,
 }
 

@@ -365,20 +365,18 @@ fn torch_reset_totals(pool: usize, device: c_int) -> PyResult<()> {
     with_counters(pool, device, counters::Counters::reset_totals).map(drop)
 }
 
-/// Returns the captures that this thread has announced and not ended.
+/// Returns the number of the last open capture that this thread has begun; 0 if there is none.
 #[pyfunction]
-fn torch_captures() -> usize {
-    TORCH.devices.iter().filter_map(OnceLock::get).map(Device::captures_of_this_thread).sum()
+fn torch_last_capture() -> u64 {
+    let devices = TORCH.devices.iter().filter_map(OnceLock::get);
+    devices.filter_map(Device::last_capture).max().unwrap_or(0)
 }
 
-/// Ends this thread's captures beyond the first `keep`: PyTorch has abandoned them.
+/// Ends the capture with this number, which PyTorch has abandoned, unless it has ended.
 #[pyfunction]
-fn torch_abandon_captures(py: Python<'_>, keep: usize) {
-    let over = torch_captures().saturating_sub(keep);
-    py.detach(|| {
-        let devices = TORCH.devices.iter().rev().filter_map(OnceLock::get);
-        devices.fold(over, |over, device| over - device.abandon_captures(over));
-    });
+fn torch_abandon_capture(py: Python<'_>, number: u64) {
+    let devices = || TORCH.devices.iter().filter_map(OnceLock::get);
+    py.detach(|| devices().for_each(|device| device.abandon_capture(number)));
 }
 
 fn with_counters<T>(
@@ -420,8 +418,8 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(torch_statistics, module)?)?;
     module.add_function(wrap_pyfunction!(torch_reset_peaks, module)?)?;
     module.add_function(wrap_pyfunction!(torch_reset_totals, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_captures, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_abandon_captures, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_last_capture, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_abandon_capture, module)?)?;
     module.add_function(wrap_pyfunction!(torch_last_refusal, module)?)?;
     module.add_function(wrap_pyfunction!(torch_pool_runtime, module)?)
 }

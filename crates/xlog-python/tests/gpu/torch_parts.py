@@ -273,7 +273,7 @@ def part_graph_abandoned():
             pass
         else:
             raise AssertionError("a read inside a capture should fail")
-        equal(xlogmem._native.torch_captures(), 0, "captures that are announced after the failure")
+        equal(xlogmem._native.torch_last_capture(), 0, "captures that are announced after the failure")
         runtime.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

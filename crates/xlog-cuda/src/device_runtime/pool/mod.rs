@@ -245,8 +245,7 @@ impl PoolResource {
         if self.reserve.segments.reserved() > reserved
             && let Some(interval) = self.decay_interval()
         {
-            let hooks = self.on_growth.lock().clone();
-            hooks.iter().for_each(|hook| hook(interval));
+            self.on_growth.lock().retain(|hook| hook(interval));
         }
         taken
     }

@@ -245,10 +245,10 @@ impl DeviceMemoryResource for PoolResource {
         // A seed cannot reproduce a background thread.
         let interval = self.decay_interval().filter(|_| !self.device.is_seeded());
         let Some(interval) = interval else { return false };
-        self.on_growth.lock().push(hook.clone());
         if self.reserve.segments.reserved() > 0 {
             hook(interval);
         }
+        self.on_growth.lock().push(hook);
         true
     }
 

@@ -26,8 +26,9 @@ pub use meter::{FreeSpace, MemoryUse, PhysicalMeter, ResourceStatistics};
 pub use segments::{SegmentRange, SegmentWatcher};
 pub use xlog_driver::Access;
 
-/// The function that a resource calls after it took memory from the device; see [`DeviceMemoryResource::on_growth`].
-pub type GrowthHook = Arc<dyn Fn(Duration) + Send + Sync>;
+/// The function that a resource calls after it took memory from the device, until it returns false; see
+/// [`DeviceMemoryResource::on_growth`].
+pub type GrowthHook = Arc<dyn Fn(Duration) -> bool + Send + Sync>;
 
 pub(crate) use block::SLOT_BITS;
 pub(crate) use cap::{CapSlot, refused_by_cap};

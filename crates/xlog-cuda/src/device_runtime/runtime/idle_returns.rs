@@ -27,9 +27,9 @@ impl IdleReturns {
         let this = Arc::new(Self { resource: Arc::downgrade(resource), thread });
         let started = Arc::downgrade(&this);
         let on_growth = Arc::new(move |interval| {
-            if let Some(this) = started.upgrade() {
-                this.start(interval);
-            }
+            let this = started.upgrade();
+            this.iter().for_each(|this| this.start(interval));
+            this.is_some()
         });
         resource.on_growth(on_growth).then_some(this)
     }
