@@ -205,9 +205,10 @@ impl Replay<'_> {
         else {
             return self.perform(at, operation, &mut Slot::default(), worker);
         };
+        // There every look lets another thread run, and a pause would hold them all.
+        let is_seeded = self.stack.device().sim().is_some_and(|sim| sim.seed().is_some());
         let mut looks = 0_u32;
         loop {
-            // Under a seeded scheduler, every poll lets another thread run.
             let mut slot = slot.lock();
             if slot.turns >= operation.turn {
                 return self.perform(at, operation, &mut slot, worker);
@@ -215,6 +216,7 @@ impl Replay<'_> {
             drop(slot);
             looks += 1;
             match looks {
+                _ if is_seeded => {}
                 0..64 => std::hint::spin_loop(),
                 64..1024 => std::thread::yield_now(),
                 _ => std::thread::sleep(Duration::from_micros(50)),
