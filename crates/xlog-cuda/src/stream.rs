@@ -209,7 +209,7 @@ impl DeviceStream {
     }
 
     /// Makes a call that needs the host; the driver refuses it while the stream is being captured.
-    pub(super) fn host_access<T>(
+    fn host_access<T>(
         &self,
         call: &'static str,
         ask: impl FnOnce(&RawStream) -> DriverResult<T>,

@@ -1,8 +1,8 @@
 //! Memory whose last use is on an unknown stream: it is freed after the host has seen the device idle.
 //!
 //! A wait for the device would break every open capture of a graph, and fail. So while a framework has announced a capture
-//! there is no wait: the memory is parked until the next successful wait for its runtime. A wait that breaks a capture of which nobody
-//! knew fails, with the same result.
+//! there is no wait: the memory is parked until the next successful wait for its runtime. A wait that breaks a capture that was not
+//! announced fails, with the same result.
 //!
 //! Invariants:
 //! - Nothing is freed before a wait that began after it was parked has succeeded, or the device is lost.

@@ -11,7 +11,8 @@ use std::slice;
 use std::sync::Arc;
 
 use super::{BlockUse, DeviceRepr, DeviceView, DeviceViewMut, TrackedCudaSlice};
-use crate::device_runtime::graph::{CaptureError, check_not_captured};
+use crate::device_runtime::XlogDeviceRuntime;
+use crate::device_runtime::graph::check_not_captured;
 use crate::device_runtime::resource::{Access, ResourceError, StreamId};
 use crate::{DeviceStream, Result};
 
@@ -80,8 +81,7 @@ impl<T: DeviceRepr> DeviceViewMut<'_, T> {
     pub fn copy_from_slice_on(&mut self, src: &[T], stream: StreamId) -> Result<()> {
         let dst = self.as_view();
         same_len("a host slice", src.len(), dst.len())?;
-        refuse_capture(dst, stream, "a copy from the host")?;
-        ordered(dst, stream, Access::Write, |stream| {
+        host_copy(dst, stream, Access::Write, "a copy from the host", |stream| {
             // SAFETY: the range is in a live buffer, whose free is ordered after the use opened here.
             unsafe { stream.copy_htod(dst.address(), bytes_of(src)) }
         })
@@ -137,8 +137,7 @@ impl<T: DeviceRepr> DeviceView<'_, T> {
     /// [`DeviceView::copy_to_slice`] on another stream of the runtime.
     pub fn copy_to_slice_on(self, dst: &mut [T], stream: StreamId) -> Result<()> {
         same_len("a host slice", dst.len(), self.len())?;
-        refuse_capture(self, stream, "a copy to the host")?;
-        ordered(self, stream, Access::Read, |stream| {
+        host_copy(self, stream, Access::Read, "a copy to the host", |stream| {
             // SAFETY: the range is in a buffer that is borrowed until the copy has completed.
             unsafe { stream.copy_dtoh(bytes_of_mut(dst), self.address()) }
         })
@@ -170,23 +169,36 @@ fn same_len(what: &str, len: usize, wanted: usize) -> Result<()> {
     .into())
 }
 
-/// Refuses a copy between the host and the device inside a capture, which does not run work.
-fn refuse_capture<T: DeviceRepr>(
+/// [`ordered_if`] for a copy between the host and the device. A capture refuses it, because its work does not run.
+fn host_copy<T: DeviceRepr>(
     view: DeviceView<'_, T>,
     stream: StreamId,
+    access: Access,
     call: &'static str,
+    copy: impl FnOnce(&DeviceStream) -> Result<()>,
 ) -> Result<()> {
-    let Some(runtime) = view.buffer().runtime().filter(|_| view.size_bytes() > 0) else {
-        return Ok(());
-    };
-    if runtime.graphs().is_capturing(stream)? {
-        return Err(ResourceError::from(CaptureError::HostAccess { call, stream }).into());
-    }
-    runtime.stream_pool().try_resolve(stream)?.refuse_capture(call)
+    ordered_if(|_, queue| queue.refuse_capture(call), view, stream, access, copy)
 }
 
-/// Runs `work` within one use of the view's buffer on `stream`. Does nothing for an empty view.
+/// [`ordered_if`] for work on the device, which a capture of the runtime may record.
 fn ordered<T: DeviceRepr>(
+    view: DeviceView<'_, T>,
+    stream: StreamId,
+    access: Access,
+    work: impl FnOnce(&DeviceStream) -> Result<()>,
+) -> Result<()> {
+    let check = |runtime: &XlogDeviceRuntime, queue: &DeviceStream| {
+        if !runtime.graphs().is_capturing(stream)? {
+            check_not_captured("a copy or a fill of a buffer", stream, queue.raw())?;
+        }
+        Ok(())
+    };
+    ordered_if(check, view, stream, access, work)
+}
+
+/// Runs `work` within one use of the view's buffer on `stream`, after `check`. Does nothing for an empty view.
+fn ordered_if<T: DeviceRepr>(
+    check: impl FnOnce(&XlogDeviceRuntime, &DeviceStream) -> Result<()>,
     view: DeviceView<'_, T>,
     stream: StreamId,
     access: Access,
@@ -204,9 +216,7 @@ fn ordered<T: DeviceRepr>(
         .into());
     };
     let queue = runtime.stream_pool().try_resolve(stream)?;
-    if !runtime.graphs().is_capturing(stream)? {
-        check_not_captured("a copy or a fill of a buffer", stream, queue.raw())?;
-    }
+    check(runtime, &queue)?;
     let block_use = BlockUse { resource: runtime.checked()?, block, stream, queue: &queue, access };
     if runtime.supports_block_use_tracking() {
         return block_use.run(|| work(&queue));

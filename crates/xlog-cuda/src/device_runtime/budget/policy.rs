@@ -22,7 +22,7 @@ pub struct OomPolicy {
     /// not interrupted.
     pub deadline: Duration,
     /// Whether to wait for blocks that are still live, if the budget has too little. By default a request does not. If the resource below
-    /// or the ledger refuses, nobody waits for live blocks.
+    /// or the ledger refuses, no request waits for live blocks.
     pub wait: Option<WaitPolicy>,
 }
 

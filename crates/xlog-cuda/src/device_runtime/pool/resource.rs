@@ -245,10 +245,12 @@ impl DeviceMemoryResource for PoolResource {
         // A seed cannot reproduce a background thread.
         let interval = self.decay_interval().filter(|_| !self.device.is_seeded());
         let Some(interval) = interval else { return false };
+        // Growth from now on waits for the lock, and then finds the hook.
+        let mut hooks = self.on_growth.lock();
         if self.reserve.segments.reserved() > 0 {
             hook(interval);
         }
-        self.on_growth.lock().push(hook);
+        hooks.push(hook);
         true
     }
 

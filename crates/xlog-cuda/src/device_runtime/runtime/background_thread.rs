@@ -3,7 +3,7 @@
 //! The thread that creates work starts it, it stops by itself when no work is left, and the end of the runtime joins it.
 //!
 //! Invariants:
-//! - At most one thread works. One that has stopped returns, after the `stopped` of [`BackgroundThread::stop_unless`].
+//! - At most one thread works. A thread that has stopped only calls the `stopped` of [`BackgroundThread::stop_unless`] and returns.
 //! - No work stays without a thread. Work is created before [`BackgroundThread::start`] reads `is_running`, and the background thread
 //!   looks for work after it has cleared `is_running`. So either it continues, or the other thread starts a new one.
 //! - A forked child does not have the thread, and never waits for it.

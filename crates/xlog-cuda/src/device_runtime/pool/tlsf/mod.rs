@@ -12,7 +12,8 @@
 //!   one.
 //!
 //! Neither locks nor interprets stamps: both are the caller's job. Freeing takes constant time. Allocating probes a bounded
-//! number of ranges, unless only the request's own class can hold it or it is aligned to more than a unit. Only growth of the node vectors allocates host memory.
+//! number of ranges, unless only the request's own class can hold it or it is aligned to more than a unit. Only growth of
+//! the node vectors allocates host memory.
 
 #![forbid(unsafe_code)]
 
