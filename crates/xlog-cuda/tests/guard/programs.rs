@@ -271,7 +271,7 @@ impl Program {
 }
 
 fn run_all(plants: bool) {
-    for seed in seeds(5000, 200) {
+    for seed in seeds(5000, 40) {
         let _replay = Replay(seed);
         let spec = gpu().unwrap_or_else(|| format!("sim:{seed}"));
         let _turn = turn(&spec);

@@ -82,6 +82,9 @@ struct GraphReport {
     graph_over_exact: Option<f64>,
     /// Bytes of the graph relative to its kernels.
     bytes_over_kernels: Option<f64>,
+    /// What the driver took of the device for the executable graphs, beside the pool's memory; `None` if the resource cannot say what
+    /// it holds.
+    driver_bytes: Option<u64>,
     pair_capacity: usize,
     set_capacity: usize,
     /// How often a counted run captured its graphs again, for a longer batch or larger capacities, and the time of these captures,
@@ -138,16 +141,16 @@ impl GraphReport {
         self.detects_races = stack.device().properties().kind != DeviceKind::Cuda;
         let open = |_| Session::open(stack, 1, SessionOptions::default());
         let sessions = (0..self.in_flight).map(open).collect::<Result<Vec<_>>>()?;
+        let rows = self.rows;
         let programs = |form| {
-            let capacity = Capacity::for_edges(self.rows);
-            let make = |session| FixedFixpoint::new(session, self.rows, form, capacity);
+            let capacity = Capacity::for_edges(rows);
+            let make = |session| FixedFixpoint::new(session, rows, form, capacity);
             sessions.iter().map(make).collect::<Result<Vec<_>>>()
         };
-        let (mut graphs, mut kernels) = (programs(Form::Graph)?, programs(Form::Kernels)?);
+        let mut kernels = programs(Form::Kernels)?;
         let exact = Session::open(stack, arguments.streams as usize, SessionOptions::default())?;
         let first = vec![self.work(0); sessions.len()];
-        let result_bytes = self.measure_fixed(&mut graphs, &first)?.result_bytes;
-        self.measure_fixed(&mut kernels, &first)?;
+        let result_bytes = self.measure_fixed(&mut kernels, &first)?.result_bytes;
         self.measure_exact(&exact, &first[..1])?;
         let fitting = RESULT_BYTES_PER_TURN / (result_bytes * sessions.len()).max(1);
         // At least two turns, so that each form is first once.
@@ -159,8 +162,13 @@ impl GraphReport {
         let more = self.repeat.min(turn as u32);
         let warm_up = works(self.repeat.saturating_add(1)..=self.repeat.saturating_add(more));
         let works = works(1..=self.repeat);
-        self.measure_fixed(&mut graphs, &warm_up)?;
         self.measure_fixed(&mut kernels, &warm_up)?;
+        let before = beside_the_pool(stack)?;
+        let mut graphs = programs(Form::Graph)?;
+        self.measure_fixed(&mut graphs, &first)?;
+        self.measure_fixed(&mut graphs, &warm_up)?;
+        let growth = |(before, after): (u64, u64)| after.saturating_sub(before);
+        self.driver_bytes = before.zip(beside_the_pool(stack)?).map(growth);
         let captured_before = captures(&graphs);
         // The forms take turns, and take turns at being first, so that all meet the same load on the device.
         for (turn, works) in works.chunks(turn).enumerate() {
@@ -279,6 +287,13 @@ impl GraphReport {
     }
 }
 
+/// Returns the bytes of the device that are in use and not the pool's; `None` if the resource cannot say what it holds.
+fn beside_the_pool(stack: &Stack) -> Result<Option<u64>> {
+    let memory = stack.device().memory_info()?;
+    let used = memory.total.saturating_sub(memory.free);
+    Ok(stack.runtime().physical_bytes().map(|held| used.saturating_sub(held as u64)))
+}
+
 /// Returns how often the graphs were captured, and the seconds.
 fn captures(programs: &[FixedFixpoint<'_>]) -> (u32, f64) {
     programs.iter().fold((0, 0.0), |(count, seconds), program| {
@@ -336,6 +351,9 @@ impl GraphReport {
         let (faster, larger) = (times(self.graph_over_kernels), times(self.bytes_over_kernels));
         page.line("graph / kernels", &format!("{faster} the rate, {larger} the memory"));
         let captured = self.recapture_seconds * 1e3;
+        if let Some(bytes) = self.driver_bytes {
+            page.line("driver's memory", &format!("{} for the executable graphs", size(bytes)));
+        }
         page.line("captured again", &format!("{} times in {captured:.2} ms", self.recaptures));
         page.title("Exact sizes");
         page.line("exact program", &self.exact.line());

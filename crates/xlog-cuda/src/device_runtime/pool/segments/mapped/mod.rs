@@ -30,8 +30,10 @@ use state::{PhysicalHandle, State};
 const PRIVATE_BYTES: u64 = 32 << 20;
 /// The size of the largest handle.
 const LARGEST_HANDLE: u64 = 128 << 20;
-/// The approximate number of small handles of a pool: the handles of a large pool are larger.
-const SHARED_HANDLES: u64 = 512;
+/// The approximate number of handles of a pool: the handles of a large pool are larger.
+const POOL_HANDLES: u64 = 512;
+/// Requests of these sizes get handles twice as large, since their moves cost more than their fragments do.
+const LARGE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
 /// The approximate maximum of handles for a request of up to 1 GiB: creating them takes about 2 ms.
 const MAX_HANDLES: u64 = 40;
 /// The approximate minimum of fresh handles beside moved ones, which keeps them small.
@@ -112,7 +114,8 @@ impl MappedSegments {
             return HandleSizes { largest: largest_handle, smallest: largest_handle };
         }
         let few = (bytes / count).min(private_bytes).max(bytes / MAX_LARGE_HANDLES);
-        let largest = few.next_power_of_two().max(self.shared_handle());
+        let times = if LARGE_BYTES.contains(&bytes) { 2 } else { 1 };
+        let largest = few.next_power_of_two().max(self.usual_handle(times));
         let smallest = (bytes / TAIL_PART).next_power_of_two();
         HandleSizes {
             largest: largest.min(largest_handle),
@@ -120,11 +123,11 @@ impl MappedSegments {
         }
     }
 
-    /// Returns the size of a handle that small requests share.
-    fn shared_handle(&self) -> u64 {
+    /// Returns the size of a handle in a pool of this size, `times` larger than the handle that small requests share.
+    fn usual_handle(&self, times: u64) -> u64 {
         let unit = self.config.handle_bytes;
-        let times = (self.reserved() / SHARED_HANDLES / unit).next_power_of_two();
-        unit.saturating_mul(times).min(self.config.largest_handle)
+        let units = (self.reserved() / POOL_HANDLES * times / unit).next_power_of_two();
+        unit.saturating_mul(units).min(self.config.largest_handle)
     }
 
     /// Returns the sizes of the fresh handles for each fill of a plan for `requested` bytes.
@@ -152,7 +155,7 @@ impl MappedSegments {
 
     /// Returns the sizes of small handles that together serve `minimum` bytes.
     fn small(&self, minimum: u64) -> Vec<u64> {
-        let bytes = self.shared_handle().min(minimum);
+        let bytes = self.usual_handle(1).min(minimum);
         let mut handles = vec![bytes; to_usize(minimum / bytes)];
         handles.extend(Some(minimum % bytes).filter(|&rest| rest > 0));
         handles

@@ -18,8 +18,6 @@ use super::super::Span;
 
 /// Windows for which a full plan is made: those with the fewest missing bytes.
 const CANDIDATES: usize = 4;
-/// Handles that an exact choice may take beyond the fewest that suffice.
-const MORE_FOR_EXACT: usize = 4;
 
 /// A request of whole units.
 #[derive(Clone, Copy, Debug)]
@@ -206,18 +204,14 @@ struct FillRequest {
     most: usize,
 }
 
-/// Removes handles for a fill from `handles`: exactly as many bytes if that needs few more handles, otherwise the fewest
-/// handles. If the allowed handles have too few bytes, it removes 5/8 of their number, and fresh memory supplies the rest.
+/// Removes the fewest handles for a fill from `handles`. If the allowed handles have too few bytes, it removes 5/8 of their
+/// number, and fresh memory supplies the rest.
 fn take_handles(handles: &mut Vec<FreeHandle>, fill: FillRequest) -> Vec<Span> {
     let FillRequest { wanted, room, most } = fill;
-    let few = fewest(handles, wanted, room);
-    let exact = largest_that_fit(handles, wanted);
-    let sum = |chosen: &[usize]| chosen.iter().map(|&at| handles[at].bytes).sum::<u64>();
-    let is_enough = sum(&exact) >= wanted.min(sum(&few));
-    let mut chosen =
-        if is_enough && exact.len() <= few.len() + MORE_FOR_EXACT { exact } else { few };
-    if chosen.len() > most || sum(&chosen) < wanted {
-        // Fresh handles are also needed. The largest free ones are first in both choices.
+    let mut chosen = fewest(handles, wanted, room);
+    let bytes: u64 = chosen.iter().map(|&at| handles[at].bytes).sum();
+    if chosen.len() > most || bytes < wanted {
+        // Fresh handles are also needed. The largest free ones are first.
         chosen.truncate(most - most / 8 * 3);
     }
     chosen.sort_unstable();
@@ -227,21 +221,6 @@ fn take_handles(handles: &mut Vec<FreeHandle>, fill: FillRequest) -> Vec<Span> {
     }
     spans.sort_unstable();
     spans
-}
-
-/// Returns the largest handles, each of which fits into the missing bytes.
-fn largest_that_fit(handles: &[FreeHandle], wanted: u64) -> Vec<usize> {
-    let mut missing = wanted;
-    let mut chosen = Vec::new();
-    let mut end = handles.len();
-    while missing > 0 {
-        end = end.min(handles.partition_point(|handle| handle.bytes <= missing));
-        let Some(at) = end.checked_sub(1) else { break };
-        missing -= handles[at].bytes;
-        chosen.push(at);
-        end = at;
-    }
-    chosen
 }
 
 /// Returns the fewest handles: the largest ones, and last the smallest that suffices within `room`.
@@ -345,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn handles_are_taken_exactly_if_few_more_suffice_and_else_the_fewest() {
+    fn the_fewest_handles_that_have_room_are_taken() {
         let take = |sizes: &[u64], wanted: u64, room: u64| {
             let mut ptr = 0;
             let spans = sizes.iter().map(|&size| {
@@ -361,10 +340,13 @@ mod tests {
             assert_eq!(taken.len() + handles.len(), sizes.len());
             taken
         };
-        assert_eq!(take(&[16, 8, 4, 2, 1], 13, 100), [1, 4, 8]);
-        assert_eq!(take(&[16, 8, 4], 13, 100), [16], "too few exactly");
+        assert_eq!(take(&[16, 8, 4, 2, 1], 13, 100), [16]);
         assert_eq!(take(&[16, 8, 4], 13, 13), [4, 8], "no room for more");
-        assert_eq!(take(&[16, 2, 2, 2, 2, 2, 2, 2], 14, 100), [16], "seven instead of one");
+        assert_eq!(
+            take(&[8, 4, 2, 1], 11, 100),
+            [4, 8],
+            "the last one is the smallest that suffices"
+        );
         assert_eq!(take(&[2, 2], 14, 100), [2, 2], "all that there is");
         assert!(take(&[], 3, 100).is_empty());
     }
