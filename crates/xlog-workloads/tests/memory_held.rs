@@ -222,7 +222,7 @@ fn buffers_that_are_handed_from_stream_to_stream_share_memory() {
 
 #[test]
 fn a_recorded_training_of_gpt2_holds_little_more_than_it_asks_for() {
-    replay_recorded("gpt2.csv.gz").assert_at_most(1.0075);
+    replay_recorded("gpt2.csv.gz").assert_at_most(1.0045);
 }
 
 #[test]

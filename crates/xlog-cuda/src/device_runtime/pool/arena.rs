@@ -30,6 +30,8 @@ use crate::device_runtime::resource::{Generation, ResourceError, ResourceResult}
 use crate::stream::RawStream;
 
 pub(super) const UNIT: u64 = 256;
+/// A request of at least this size gets handles of its own, and flushes the magazine.
+pub(super) const LARGE_BLOCK: u64 = 32 << 20;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
@@ -139,7 +141,16 @@ impl Arena {
             self.count(ServedBy::Magazine);
             return Some(Suballocation { ptr: meta.ptr(), bytes, node: meta.node(), slot });
         }
+        self.coalesce_cached_for(bytes, table);
         self.allocate_free(bytes, align, ServedBy::Own)
+    }
+
+    /// Flushes the magazine before a large request, because a cached block keeps the free ranges beside it apart.
+    #[inline(always)]
+    pub(super) fn coalesce_cached_for(&mut self, bytes: u64, table: &BlockTable) {
+        if bytes >= LARGE_BLOCK && self.magazine.bytes() > 0 {
+            self.flush_magazine(table);
+        }
     }
 
     #[inline(never)]
@@ -306,15 +317,23 @@ impl Arena {
         }
     }
 
-    /// Flushes the magazine and the coalesce queue into the TLSF; surplus slots are added to `slots`.
-    pub(super) fn flush(&mut self, table: &BlockTable, slots: &mut Vec<u32>) {
+    /// Flushes the magazine and the coalesce queue into the TLSF.
+    pub(super) fn flush(&mut self, table: &BlockTable) {
+        self.coalesce_queue.drain(&mut self.tlsf, self.last_free);
+        self.flush_magazine(table);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn flush_magazine(&mut self, table: &BlockTable) {
         let (tlsf, kept, stamp) = (&mut self.tlsf, &mut self.slots, self.last_free);
-        self.coalesce_queue.drain(tlsf, stamp);
+        let mut surplus = Vec::new();
         self.magazine.drain(table, |slot, meta| {
             tlsf.free(meta.node(), stamp);
-            let to = if kept.len() < MAX_CACHED_SLOTS { &mut *kept } else { &mut *slots };
+            let to = if kept.len() < MAX_CACHED_SLOTS { &mut *kept } else { &mut surplus };
             to.push(slot);
         });
+        table.free_slots(surplus);
     }
 }
 
@@ -443,27 +462,23 @@ impl Arenas {
         if self.magazine_capacity.swap(capacity, Ordering::Relaxed) <= capacity {
             return;
         }
-        let mut slots = Vec::new();
         // A busy arena keeps its surplus until requests use it.
         self.scan(|_, arena| {
             if arena.exceeds(capacity) {
-                arena.flush(&tracker.table, &mut slots);
+                arena.flush(&tracker.table);
             }
         });
-        tracker.table.free_slots(slots);
     }
 
     /// Flushes all magazines, before the caller polls which work has completed.
     pub(super) fn flush(&self, tracker: &Tracker) {
-        let mut slots = Vec::new();
         for (_, arena, stream) in self.with_streams(tracker) {
             arena.with(|arena| {
-                arena.flush(&tracker.table, &mut slots);
+                arena.flush(&tracker.table);
                 // Frees that began before the stream's handle was handed out did not note their stamp.
                 stream.note_free(arena.last_free);
             });
         }
-        tracker.table.free_slots(slots);
     }
 
     /// Removes all free ranges without pending work.

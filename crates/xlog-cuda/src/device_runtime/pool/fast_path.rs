@@ -70,6 +70,7 @@ impl Arena {
         stream: RequestStream<'_>,
         table: &BlockTable,
     ) -> Option<BegunBlock> {
+        self.coalesce_cached_for(size, table);
         let suballocation = self.allocate_units(size)?;
         let slot = match suballocation.slot {
             NO_SLOT => self.fresh_slot(table),

@@ -307,15 +307,12 @@ impl SlowPath<'_> {
     /// Allocates from the stream's own arena after flushing its magazine.
     fn allocate_own(&self) -> Option<Suballocation> {
         let table = &self.pool.tracker.table;
-        let mut slots = Vec::new();
-        let taken = self.arena.with(|arena| {
-            arena.flush(table, &mut slots);
+        self.arena.with(|arena| {
+            arena.flush(table);
             arena
                 .allocate(self.size, self.align, table)
                 .or_else(|| arena.allocate_rechunked(self.size, self.align, ServedBy::Own))
-        });
-        table.free_slots(slots);
-        taken
+        })
     }
 
     pub(super) fn allocate_shared_free(&self) -> Option<Suballocation> {

@@ -92,17 +92,15 @@ impl SlowPath<'_> {
         if pool.config.reuse.opportunistic {
             stream.poll_or_mark_freed();
         }
-        let mut slots = Vec::new();
         let found = other.try_with(|arena| {
             let found = self.take_from(&mut arena.tlsf, stream, with_wait);
             if found.is_some() || !with_wait {
                 return found;
             }
             // The magazine of the other stream is flushed last.
-            arena.flush(&pool.tracker.table, &mut slots);
+            arena.flush(&pool.tracker.table);
             self.take_from(&mut arena.tlsf, stream, with_wait)
         });
-        pool.tracker.table.free_slots(slots);
         found.flatten()
     }
 

@@ -44,6 +44,32 @@ fn two_streams_allocate_while_a_third_ones_memory_is_held() {
     }
 }
 
+#[test]
+fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
+    for device in devices() {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let pool = PoolResource::new(device, 0, streams.clone(), PoolConfig::default()).unwrap();
+        let stream = streams.lease().unwrap();
+        let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
+        let divided = allocate(32 * MIB);
+        let wall = allocate(MIB);
+        let larger = allocate(64 * MIB);
+        let place = divided.ptr..divided.ptr + divided.bytes as u64;
+        pool.deallocate(divided).unwrap();
+        let small: Vec<_> = (0..16).map(|_| allocate(2 * MIB)).collect();
+        assert!(small.iter().all(|block| place.contains(&block.ptr)), "{small:#?}");
+        pool.deallocate(larger).unwrap();
+        for block in small {
+            pool.deallocate(block).unwrap();
+        }
+        assert!(pool.snapshot().magazine_bytes > 4 * MIB);
+        let again = allocate(32 * MIB);
+        assert_eq!(again.ptr, place.start, "the larger range stays whole");
+        pool.deallocate(again).unwrap();
+        pool.deallocate(wall).unwrap();
+    }
+}
+
 /// A pool with a decay of a minute on one stream, and a clock that the test moves.
 struct Decaying {
     pool: PoolResource,
