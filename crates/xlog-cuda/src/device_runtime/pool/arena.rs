@@ -30,8 +30,9 @@ use crate::device_runtime::resource::{Generation, ResourceError, ResourceResult}
 use crate::stream::RawStream;
 
 pub(super) const UNIT: u64 = 256;
-/// A request of at least this size gets handles of its own, and flushes the magazine.
-pub(super) const LARGE_BLOCK: u64 = 32 << 20;
+/// A request of at least FLUSHING_BYTES flushes a magazine of more than MAX_BESIDE_LARGE bytes.
+const FLUSHING_BYTES: u64 = 64 << 20;
+const MAX_BESIDE_LARGE: u64 = 8 << 20;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
@@ -145,10 +146,10 @@ impl Arena {
         self.allocate_free(bytes, align, ServedBy::Own)
     }
 
-    /// Flushes the magazine before a large request, because a cached block keeps the free ranges beside it apart.
+    /// Flushes a magazine of many bytes before a large request, because cached blocks keep the free ranges beside them apart.
     #[inline(always)]
     pub(super) fn coalesce_cached_for(&mut self, bytes: u64, table: &BlockTable) {
-        if bytes >= LARGE_BLOCK && self.magazine.bytes() > 0 {
+        if bytes >= FLUSHING_BYTES && self.magazine.bytes() > MAX_BESIDE_LARGE {
             self.flush_magazine(table);
         }
     }

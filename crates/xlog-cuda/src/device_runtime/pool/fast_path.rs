@@ -50,6 +50,7 @@ impl Arena {
     ) -> Option<BegunBlock> {
         let bytes = bytes as u64;
         if bytes > MAX_CACHED {
+            self.coalesce_cached_for(bytes, table);
             return self.begin_split(bytes.next_multiple_of(UNIT), stream, table);
         }
         let class = class_of(bytes);
@@ -70,7 +71,6 @@ impl Arena {
         stream: RequestStream<'_>,
         table: &BlockTable,
     ) -> Option<BegunBlock> {
-        self.coalesce_cached_for(size, table);
         let suballocation = self.allocate_units(size)?;
         let slot = match suballocation.slot {
             NO_SLOT => self.fresh_slot(table),

@@ -15,7 +15,7 @@
 //! - Free memory of the requesting stream may have pending work: it stays mapped, and fresh memory extends it.
 //! - `growing` is held, since the removed ranges belong to no arena.
 
-use super::arena::{LARGE_BLOCK, Suballocation};
+use super::arena::Suballocation;
 use super::reserve::{Growth, is_full};
 use super::segments::{FreeMemory, Span, SpanRequest};
 use super::slow_path::{SlowPath, VERY_LARGE};
@@ -31,6 +31,8 @@ const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes; a larger one
 /// extends any range.
 const MIN_EXTENDED: u64 = 4;
+/// A request of at least this size gets handles of its own.
+const LARGE_BLOCK: u64 = 32 << 20;
 /// A pool below this is small.
 const SMALL_POOL: u64 = 64 << 20;
 /// Ranges that a search visits for one credit.

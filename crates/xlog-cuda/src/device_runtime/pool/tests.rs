@@ -51,9 +51,9 @@ fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
         let pool = PoolResource::new(device, 0, streams.clone(), PoolConfig::default()).unwrap();
         let stream = streams.lease().unwrap();
         let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
-        let divided = allocate(32 * MIB);
+        let divided = allocate(64 * MIB);
         let wall = allocate(MIB);
-        let larger = allocate(64 * MIB);
+        let larger = allocate(128 * MIB);
         let place = divided.ptr..divided.ptr + divided.bytes as u64;
         pool.deallocate(divided).unwrap();
         let small: Vec<_> = (0..16).map(|_| allocate(2 * MIB)).collect();
@@ -62,8 +62,8 @@ fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
         for block in small {
             pool.deallocate(block).unwrap();
         }
-        assert!(pool.snapshot().magazine_bytes > 4 * MIB);
-        let again = allocate(32 * MIB);
+        assert!(pool.snapshot().magazine_bytes > 8 * MIB);
+        let again = allocate(64 * MIB);
         assert_eq!(again.ptr, place.start, "the larger range stays whole");
         pool.deallocate(again).unwrap();
         pool.deallocate(wall).unwrap();
