@@ -29,13 +29,15 @@ use super::arena::{Arena, Suballocation, UNIT};
 use super::inherit::Inherited;
 use super::reserve::{MAX_TRANSFER, is_full};
 use super::segments::Span;
-use super::tlsf::Range;
+use super::tlsf::{Range, SMALL};
 use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::ordering::EventPolicy;
 use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
+/// A magazine of more bytes stays for a request that another chunk can serve.
+const LARGE_MAGAZINE: u64 = 16 << 20;
 /// Requests from this size on are very large: they may wait longer for pending work, and may move any number of handles.
 pub(super) const VERY_LARGE: u64 = 256 << 20;
 /// Pending deferred frees after which a request stops looking for completed ones.
@@ -304,14 +306,21 @@ impl SlowPath<'_> {
         self.arena.with(|arena| arena.allocate(self.size, self.align, table))
     }
 
-    /// Allocates from the stream's own arena after flushing its magazine.
+    /// Allocates from the stream's own arena after flushing its magazine. A large magazine stays if a free range has room for another
+    /// chunk of small blocks: otherwise every chunk would cost all cached blocks.
     fn allocate_own(&self) -> Option<Suballocation> {
         let table = &self.pool.tracker.table;
+        let rechunked =
+            |arena: &mut Arena| arena.allocate_rechunked(self.size, self.align, ServedBy::Own);
         self.arena.with(|arena| {
+            if self.size < SMALL
+                && arena.cached_bytes() > LARGE_MAGAZINE
+                && let Some(suballocation) = rechunked(arena)
+            {
+                return Some(suballocation);
+            }
             arena.flush(table);
-            arena
-                .allocate(self.size, self.align, table)
-                .or_else(|| arena.allocate_rechunked(self.size, self.align, ServedBy::Own))
+            arena.allocate(self.size, self.align, table).or_else(|| rechunked(arena))
         })
     }
 

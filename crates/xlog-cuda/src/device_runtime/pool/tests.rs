@@ -70,6 +70,24 @@ fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
     }
 }
 
+#[test]
+fn another_chunk_for_small_blocks_leaves_a_large_magazine_as_it_is() {
+    for device in devices() {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let pool = PoolResource::new(device, 0, streams.clone(), PoolConfig::default()).unwrap();
+        let stream = streams.lease().unwrap();
+        let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
+        pool.deallocate(allocate(2048 * MIB)).unwrap();
+        let blocks: Vec<_> = (0..10).map(|_| allocate(4 * MIB)).collect();
+        blocks.into_iter().for_each(|block| pool.deallocate(block).unwrap());
+        let cached = pool.snapshot().magazine_bytes;
+        assert!(cached > 16 * MIB, "{cached}");
+        let small = allocate(1000);
+        assert_eq!(pool.snapshot().magazine_bytes, cached);
+        pool.deallocate(small).unwrap();
+    }
+}
+
 /// A pool with a decay of a minute on one stream, and a clock that the test moves.
 struct Decaying {
     pool: PoolResource,
