@@ -176,6 +176,11 @@ impl AsyncPools for CudaDriver {
     ) -> DriverResult<u64> {
         const CALL: &str = "alloc_async";
         refuse_zero(CALL, bytes)?;
+        let requested = bytes as u64;
+        // The driver would first take, for a second, what other processes left of the device.
+        if requested > self.core.properties.total_bytes {
+            return Err(DriverError::OutOfMemory { call: "cuMemAllocFromPoolAsync", requested });
+        }
         let stream = self.core.raw_stream(CALL, stream)?;
         let pool = self.core.raw_pool(CALL, pool)?;
         let calls = self.pool_calls(CALL)?;
@@ -183,7 +188,7 @@ impl AsyncPools for CudaDriver {
         let mut block = 0;
         // SAFETY: the out pointer is valid; both handles are of this device, and no call names one once it is destroyed.
         let code = unsafe { (calls.alloc_from_pool_async)(&raw mut block, bytes, pool, stream) };
-        self.core.context.check_allocation("cuMemAllocFromPoolAsync", code, bytes as u64)?;
+        self.core.context.check_allocation("cuMemAllocFromPoolAsync", code, requested)?;
         Ok(block)
     }
 

@@ -80,6 +80,7 @@ fn a_fixpoint_as_a_graph_is_right_on_every_test_device() {
             assert!(launches("graph") * 4 < launches("kernels"), "{report:#}");
             let memory = report["bytes_over_kernels"].as_f64().unwrap();
             assert!((0.95..1.05).contains(&memory), "{report:#}");
+            assert_eq!(text(&output.stderr), "");
             let driver = report["driver_bytes"].as_u64().unwrap();
             assert!(driver == 0 || !spec.starts_with("sim"), "{report:#}");
             assert_eq!(report["bytes_left"], 0, "{report:#}");

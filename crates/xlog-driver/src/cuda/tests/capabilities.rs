@@ -100,6 +100,18 @@ fn pool_allocations_translate_their_failures() {
 }
 
 #[test]
+fn a_pool_is_not_asked_for_more_than_the_device_has() {
+    let device = fake::device();
+    let stream = device.stream_create(0).unwrap();
+    let pool = device.pool_create(&PoolOptions::default()).unwrap();
+    // The call would fail with this code.
+    fail("cuMemAllocFromPoolAsync", 999);
+    let requested = device.properties().total_bytes + 1;
+    let expected = DriverError::OutOfMemory { call: "cuMemAllocFromPoolAsync", requested };
+    assert_eq!(device.alloc_async(requested as usize, pool, stream), Err(expected));
+}
+
+#[test]
 fn mappings_name_this_device_and_the_right_rights() {
     let device = fake::device();
     let bytes = device.granularity();

@@ -211,7 +211,7 @@ impl GraphReport {
         self.bytes_over_kernels = (kernels > 0.0).then(|| graph / kernels);
         stack.drain()?;
         self.races = stack.device().races().iter().map(ToString::to_string).collect();
-        self.bytes_left = stack.runtime().bytes_outstanding();
+        self.bytes_left = stack.resource().bytes_outstanding();
         Ok(())
     }
 
@@ -291,7 +291,7 @@ impl GraphReport {
 fn beside_the_pool(stack: &Stack) -> Result<Option<u64>> {
     let memory = stack.device().memory_info()?;
     let used = memory.total.saturating_sub(memory.free);
-    Ok(stack.runtime().physical_bytes().map(|held| used.saturating_sub(held as u64)))
+    Ok(stack.resource().physical_bytes().map(|held| used.saturating_sub(held as u64)))
 }
 
 /// Returns how often the graphs were captured, and the seconds.
