@@ -176,13 +176,13 @@ impl AsyncPools for CudaDriver {
     ) -> DriverResult<u64> {
         const CALL: &str = "alloc_async";
         refuse_zero(CALL, bytes)?;
+        let stream = self.core.raw_stream(CALL, stream)?;
+        let pool = self.core.raw_pool(CALL, pool)?;
         let requested = bytes as u64;
-        // The driver would first take, for a second, what other processes left of the device.
+        // The driver would first take all memory that is free on the device, and hold it for about a second.
         if requested > self.core.properties.total_bytes {
             return Err(DriverError::OutOfMemory { call: "cuMemAllocFromPoolAsync", requested });
         }
-        let stream = self.core.raw_stream(CALL, stream)?;
-        let pool = self.core.raw_pool(CALL, pool)?;
         let calls = self.pool_calls(CALL)?;
         let _bound = self.core.context.bind_relaxed(CALL)?;
         let mut block = 0;

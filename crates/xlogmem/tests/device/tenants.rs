@@ -80,7 +80,8 @@ fn cached_memory_of_another_process_is_had_and_a_stopped_one_is_named() {
         assert!(case["cached_bytes"].as_u64().unwrap() >= limit / 2, "{case:#}");
         // On a busy GPU a case may take longer than its goal.
         let problem = case["problem"].as_str();
-        assert!(problem.is_none_or(|text| text.starts_with("took ")), "{case:#}");
+        let is_late = |text: &str| report["timed"] == true && text.starts_with("took ");
+        assert!(problem.is_none_or(is_late), "{case:#}");
         assert!(case["milliseconds"].as_f64().unwrap() > 0.0);
     }
     let is_ok = cases.iter().all(|case| case["problem"].is_null());

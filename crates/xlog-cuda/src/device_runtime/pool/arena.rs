@@ -142,13 +142,13 @@ impl Arena {
             self.count(ServedBy::Magazine);
             return Some(Suballocation { ptr: meta.ptr(), bytes, node: meta.node(), slot });
         }
-        self.coalesce_cached_for(bytes, table);
+        self.flush_magazine_for(bytes, table);
         self.allocate_free(bytes, align, ServedBy::Own)
     }
 
     /// Flushes a magazine of many bytes before a large request, because cached blocks keep the free ranges beside them apart.
     #[inline(always)]
-    pub(super) fn coalesce_cached_for(&mut self, bytes: u64, table: &BlockTable) {
+    pub(super) fn flush_magazine_for(&mut self, bytes: u64, table: &BlockTable) {
         if bytes >= FLUSHING_BYTES && self.magazine.bytes() > MAX_BESIDE_LARGE {
             self.flush_magazine(table);
         }
@@ -334,7 +334,9 @@ impl Arena {
             let to = if kept.len() < MAX_CACHED_SLOTS { &mut *kept } else { &mut surplus };
             to.push(slot);
         });
-        table.free_slots(surplus);
+        if !surplus.is_empty() {
+            table.free_slots(surplus);
+        }
     }
 }
 

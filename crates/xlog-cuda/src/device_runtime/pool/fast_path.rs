@@ -1,8 +1,8 @@
 //! Fast path: the thread that owns the bias of an arena allocates and frees there.
 //!
-//! A call enters one arena and executes no locked instruction. If the fast path does not apply, it declines with nothing
-//! changed, and the caller takes the slow path. Never on the fast path: a pool with an observer, exact events or a memory
-//! checker, and a stream whose handle escaped.
+//! A call enters one arena and executes no locked instruction. If the fast path does not apply, it declines with no block
+//! handed out, and the caller takes the slow path; only the magazine may have been flushed, before a large request. Never on
+//! the fast path: a pool with an observer, exact events or a memory checker, and a stream whose handle escaped.
 
 use super::PoolResource;
 use super::arena::{Arena, FreedBlock, NO_SLOT, UNIT};
@@ -50,7 +50,7 @@ impl Arena {
     ) -> Option<BegunBlock> {
         let bytes = bytes as u64;
         if bytes > MAX_CACHED {
-            self.coalesce_cached_for(bytes, table);
+            self.flush_magazine_for(bytes, table);
             return self.begin_split(bytes.next_multiple_of(UNIT), stream, table);
         }
         let class = class_of(bytes);

@@ -228,7 +228,6 @@ impl PoolResource {
         align: u64,
         is_tracked: bool,
     ) -> ResourceResult<(Suballocation, Option<Inherited>)> {
-        let reserved = self.reserve.segments.reserved();
         let mut path = SlowPath {
             pool: self,
             stream,
@@ -240,11 +239,12 @@ impl PoolResource {
             is_tracked,
             inherited: None,
             has_declined_remap: Cell::new(false),
+            has_grown: Cell::new(false),
         };
-        let taken = path.allocate().map(|suballocation| (suballocation, path.inherited));
-        if self.reserve.segments.reserved() > reserved
-            && let Some(interval) = self.decay_interval()
-        {
+        let taken = path.allocate();
+        let has_grown = path.has_grown.get();
+        let taken = taken.map(|suballocation| (suballocation, path.inherited));
+        if has_grown && let Some(interval) = self.decay_interval() {
             self.on_growth.lock().retain(|hook| hook(interval));
         }
         taken

@@ -31,7 +31,7 @@ const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes; a larger one
 /// extends any range.
 const MIN_EXTENDED: u64 = 4;
-/// A request of at least this size gets handles of its own.
+/// A larger request gets handles of its own.
 const LARGE_BLOCK: u64 = 32 << 20;
 /// A pool below this is small.
 const SMALL_POOL: u64 = 64 << 20;
@@ -212,6 +212,8 @@ impl SlowPath<'_> {
         self.put_back_free(free, &gone);
         outcome?;
         let Some(span) = span else { return Ok(self.allocate_shared_free()) };
+        // Its fresh handles, if it has any.
+        self.has_grown.set(true);
         let mut range = self.fresh(span);
         if !free.staying.is_empty() {
             range.stamp = self.owner.stamp_free();

@@ -36,8 +36,8 @@ use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 
-/// A magazine of more bytes stays for a request that another chunk can serve.
-const LARGE_MAGAZINE: u64 = 16 << 20;
+/// More cached bytes stay for a request that another chunk can serve.
+const MANY_CACHED: u64 = 16 << 20;
 /// Requests from this size on are very large: they may wait longer for pending work, and may move any number of handles.
 pub(super) const VERY_LARGE: u64 = 256 << 20;
 /// Pending deferred frees after which a request stops looking for completed ones.
@@ -86,6 +86,8 @@ pub(super) struct SlowPath<'a> {
     pub(super) inherited: Option<Inherited>,
     /// Whether growth was preferred to a remap.
     pub(super) has_declined_remap: Cell<bool>,
+    /// Whether memory was taken from the device. The size of the pool does not tell: a trim may return more meanwhile.
+    pub(super) has_grown: Cell<bool>,
 }
 
 impl SlowPath<'_> {
@@ -306,15 +308,16 @@ impl SlowPath<'_> {
         self.arena.with(|arena| arena.allocate(self.size, self.align, table))
     }
 
-    /// Allocates from the stream's own arena after flushing its magazine. A large magazine stays if a free range has room for another
-    /// chunk of small blocks: otherwise every chunk would cost all cached blocks.
+    /// Allocates from the stream's own arena after flushing its cached blocks. Many cached blocks stay if a free range has room for
+    /// another chunk of small ones: otherwise every chunk would cost all of them.
     fn allocate_own(&self) -> Option<Suballocation> {
         let table = &self.pool.tracker.table;
         let rechunked =
             |arena: &mut Arena| arena.allocate_rechunked(self.size, self.align, ServedBy::Own);
         self.arena.with(|arena| {
             if self.size < SMALL
-                && arena.cached_bytes() > LARGE_MAGAZINE
+                && self.align <= UNIT
+                && arena.cached_bytes() > MANY_CACHED
                 && let Some(suballocation) = rechunked(arena)
             {
                 return Some(suballocation);
@@ -362,6 +365,7 @@ impl SlowPath<'_> {
         let (needed, granularity) = (self.needed(), reserve.segments.granularity());
         crate::spans::slow_path!("segment_growth", bytes = needed);
         let span = reserve.grow(needed, self.stream, foreign_arenas)?;
+        self.has_grown.set(true);
         growth.note();
         pool.rebalance_magazines();
         let mut own = span;

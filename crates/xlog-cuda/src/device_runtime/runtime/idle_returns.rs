@@ -1,8 +1,8 @@
 //! The thread that returns idle memory to the device.
 //!
-//! It calls [`DeviceMemoryResource::return_idle`] several times within the resource's decay time. It exists while the resource holds
-//! memory of the device: the first memory starts it, and it ends when there is none. Allocations and frees do no work for it. A device with a
-//! seeded scheduler has no such thread, so that its programs replay.
+//! It calls [`DeviceMemoryResource::return_idle`] several times within the resource's decay time. It exists while the resource
+//! holds memory of the device: the first memory starts it, and it ends when there is none. Allocations and frees do no work for
+//! it. A device with a seeded scheduler has no such thread, so that its programs replay.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

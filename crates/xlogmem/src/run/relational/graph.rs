@@ -82,8 +82,8 @@ struct GraphReport {
     graph_over_exact: Option<f64>,
     /// Bytes of the graph relative to its kernels.
     bytes_over_kernels: Option<f64>,
-    /// What the driver took of the device for the executable graphs, beside the pool's memory; `None` if the resource cannot say what
-    /// it holds.
+    /// What the driver took of the device for the executable graphs, beside the pool's memory. What other processes took meanwhile is a
+    /// part of it. `None` if the resource cannot say what it holds.
     driver_bytes: Option<u64>,
     pair_capacity: usize,
     set_capacity: usize,

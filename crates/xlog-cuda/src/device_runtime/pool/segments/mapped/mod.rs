@@ -32,7 +32,7 @@ const PRIVATE_BYTES: u64 = 32 << 20;
 const LARGEST_HANDLE: u64 = 128 << 20;
 /// The approximate number of handles of a pool: the handles of a large pool are larger.
 const POOL_HANDLES: u64 = 512;
-/// Requests of these sizes get handles twice as large, since their moves cost more than their fragments do.
+/// So much fresh memory gets the handles of a pool twice as large, since their moves cost more than their fragments do.
 const LARGE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
 /// The approximate maximum of handles for a request of up to 1 GiB: creating them takes about 2 ms.
 const MAX_HANDLES: u64 = 40;
@@ -123,7 +123,7 @@ impl MappedSegments {
         }
     }
 
-    /// Returns the size of a handle in a pool of this size, `times` larger than the handle that small requests share.
+    /// Returns the size of a handle in a pool `times` as large as this one.
     fn usual_handle(&self, times: u64) -> u64 {
         let unit = self.config.handle_bytes;
         let units = (self.reserved() / POOL_HANDLES * times / unit).next_power_of_two();
