@@ -30,8 +30,8 @@ use crate::device_runtime::resource::{Generation, ResourceError, ResourceResult}
 use crate::stream::RawStream;
 
 pub(super) const UNIT: u64 = 256;
-/// A request of at least FLUSHING_BYTES flushes a magazine of more than MAX_BESIDE_LARGE bytes.
-const FLUSHING_BYTES: u64 = 64 << 20;
+/// A request of more than FLUSHING_BYTES flushes a magazine of more than MAX_BESIDE_LARGE bytes.
+pub(super) const FLUSHING_BYTES: u64 = 64 << 20;
 const MAX_BESIDE_LARGE: u64 = 8 << 20;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
 const MAX_CACHED_SLOTS: usize = 1024;
@@ -147,9 +147,8 @@ impl Arena {
     }
 
     /// Flushes a magazine of many bytes before a large request, because cached blocks keep the free ranges beside them apart.
-    #[inline(always)]
     pub(super) fn flush_magazine_for(&mut self, bytes: u64, table: &BlockTable) {
-        if bytes >= FLUSHING_BYTES && self.magazine.bytes() > MAX_BESIDE_LARGE {
+        if bytes > FLUSHING_BYTES && self.magazine.bytes() > MAX_BESIDE_LARGE {
             self.flush_magazine(table);
         }
     }

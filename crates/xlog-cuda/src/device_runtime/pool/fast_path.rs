@@ -5,7 +5,7 @@
 //! the fast path: a pool with an observer, exact events or a memory checker, and a stream whose handle escaped.
 
 use super::PoolResource;
-use super::arena::{Arena, FreedBlock, NO_SLOT, UNIT};
+use super::arena::{Arena, FLUSHING_BYTES, FreedBlock, NO_SLOT, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
 use super::resource::MAX_BYTES;
 use crate::device_runtime::logging::ServedBy;
@@ -50,8 +50,11 @@ impl Arena {
     ) -> Option<BegunBlock> {
         let bytes = bytes as u64;
         if bytes > MAX_CACHED {
-            self.flush_magazine_for(bytes, table);
-            return self.begin_split(bytes.next_multiple_of(UNIT), stream, table);
+            let size = bytes.next_multiple_of(UNIT);
+            return match bytes > FLUSHING_BYTES {
+                true => self.begin_large(size, stream, table),
+                false => self.begin_split(size, stream, table),
+            };
         }
         let class = class_of(bytes);
         let Some((slot, meta)) = self.magazine.pop(class, UNIT, table) else {
@@ -61,6 +64,19 @@ impl Arena {
         let generation = Generation::next().at(slot);
         meta.begin_reused(generation, stream.id, stream.header.now());
         Some(BegunBlock { ptr: meta.ptr(), bytes: class.bytes as usize, generation })
+    }
+
+    /// [`Self::begin_split`] for a request that may flush the magazine.
+    #[cold]
+    #[inline(never)]
+    fn begin_large(
+        &mut self,
+        size: u64,
+        stream: RequestStream<'_>,
+        table: &BlockTable,
+    ) -> Option<BegunBlock> {
+        self.flush_magazine_for(size, table);
+        self.begin_split(size, stream, table)
     }
 
     /// [`Self::begin_block`] from the TLSF, for whole units.

@@ -51,7 +51,7 @@ fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
         let pool = PoolResource::new(device, 0, streams.clone(), PoolConfig::default()).unwrap();
         let stream = streams.lease().unwrap();
         let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
-        let divided = allocate(64 * MIB);
+        let divided = allocate(80 * MIB);
         let wall = allocate(MIB);
         let larger = allocate(128 * MIB);
         let place = divided.ptr..divided.ptr + divided.bytes as u64;
@@ -63,7 +63,7 @@ fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
             pool.deallocate(block).unwrap();
         }
         assert!(pool.snapshot().magazine_bytes > 8 * MIB);
-        let again = allocate(64 * MIB);
+        let again = allocate(80 * MIB);
         assert_eq!(again.ptr, place.start, "the larger range stays whole");
         pool.deallocate(again).unwrap();
         pool.deallocate(wall).unwrap();
