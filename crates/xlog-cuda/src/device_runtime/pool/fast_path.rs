@@ -66,7 +66,7 @@ impl Arena {
         Some(BegunBlock { ptr: meta.ptr(), bytes: class.bytes as usize, generation })
     }
 
-    /// [`Self::begin_split`] for a request that may flush the magazine.
+    /// [`Self::begin_split`] for a request that may flush the magazine. It is apart so that smaller requests pay nothing.
     #[cold]
     #[inline(never)]
     fn begin_large(

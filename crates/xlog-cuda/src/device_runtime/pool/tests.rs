@@ -44,50 +44,6 @@ fn two_streams_allocate_while_a_third_ones_memory_is_held() {
     }
 }
 
-#[test]
-fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
-    for device in devices() {
-        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
-        let pool = PoolResource::new(device, 0, streams.clone(), PoolConfig::default()).unwrap();
-        let stream = streams.lease().unwrap();
-        let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
-        let divided = allocate(80 * MIB);
-        let wall = allocate(MIB);
-        let larger = allocate(128 * MIB);
-        let place = divided.ptr..divided.ptr + divided.bytes as u64;
-        pool.deallocate(divided).unwrap();
-        let small: Vec<_> = (0..16).map(|_| allocate(2 * MIB)).collect();
-        assert!(small.iter().all(|block| place.contains(&block.ptr)), "{small:#?}");
-        pool.deallocate(larger).unwrap();
-        for block in small {
-            pool.deallocate(block).unwrap();
-        }
-        assert!(pool.snapshot().magazine_bytes > 8 * MIB);
-        let again = allocate(80 * MIB);
-        assert_eq!(again.ptr, place.start, "the larger range stays whole");
-        pool.deallocate(again).unwrap();
-        pool.deallocate(wall).unwrap();
-    }
-}
-
-#[test]
-fn another_chunk_for_small_blocks_leaves_a_large_magazine_as_it_is() {
-    for device in devices() {
-        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
-        let pool = PoolResource::new(device, 0, streams.clone(), PoolConfig::default()).unwrap();
-        let stream = streams.lease().unwrap();
-        let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
-        pool.deallocate(allocate(2048 * MIB)).unwrap();
-        let blocks: Vec<_> = (0..10).map(|_| allocate(4 * MIB)).collect();
-        blocks.into_iter().for_each(|block| pool.deallocate(block).unwrap());
-        let cached = pool.snapshot().magazine_bytes;
-        assert!(cached > 16 * MIB, "{cached}");
-        let small = allocate(1000);
-        assert_eq!(pool.snapshot().magazine_bytes, cached);
-        pool.deallocate(small).unwrap();
-    }
-}
-
 /// A pool with a decay of a minute on one stream, and a clock that the test moves.
 struct Decaying {
     pool: PoolResource,
@@ -124,6 +80,46 @@ impl Decaying {
 
     fn reserved(&self) -> usize {
         self.pool.snapshot().reserved_bytes
+    }
+}
+
+#[test]
+fn a_large_request_gets_the_free_memory_that_cached_blocks_divide() {
+    for device in devices() {
+        let Decaying { pool, stream, .. } = Decaying::new(device, PoolConfig::default());
+        let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
+        let divided = allocate(80 * MIB);
+        let wall = allocate(MIB);
+        let larger = allocate(128 * MIB);
+        let place = divided.ptr..divided.ptr + divided.bytes as u64;
+        pool.deallocate(divided).unwrap();
+        let small: Vec<_> = (0..16).map(|_| allocate(2 * MIB)).collect();
+        assert!(small.iter().all(|block| place.contains(&block.ptr)), "{small:#?}");
+        pool.deallocate(larger).unwrap();
+        for block in small {
+            pool.deallocate(block).unwrap();
+        }
+        assert!(pool.snapshot().magazine_bytes > 8 * MIB);
+        let again = allocate(80 * MIB);
+        assert_eq!(again.ptr, place.start, "the larger range stays whole");
+        pool.deallocate(again).unwrap();
+        pool.deallocate(wall).unwrap();
+    }
+}
+
+#[test]
+fn another_chunk_for_small_blocks_leaves_a_large_magazine_as_it_is() {
+    for device in devices() {
+        let Decaying { pool, stream, .. } = Decaying::new(device, PoolConfig::default());
+        let allocate = |bytes| pool.allocate(bytes, stream.id(), AllocTag("block")).unwrap();
+        pool.deallocate(allocate(2048 * MIB)).unwrap();
+        let blocks: Vec<_> = (0..10).map(|_| allocate(4 * MIB)).collect();
+        blocks.into_iter().for_each(|block| pool.deallocate(block).unwrap());
+        let cached = pool.snapshot().magazine_bytes;
+        assert!(cached > 16 * MIB, "{cached}");
+        let small = allocate(1000);
+        assert_eq!(pool.snapshot().magazine_bytes, cached);
+        pool.deallocate(small).unwrap();
     }
 }
 

@@ -32,7 +32,7 @@ const PRIVATE_BYTES: u64 = 32 << 20;
 const LARGEST_HANDLE: u64 = 128 << 20;
 /// The approximate number of handles of a pool: the handles of a large pool are larger.
 const POOL_HANDLES: u64 = 512;
-/// So much fresh memory gets the handles of a pool twice as large, since their moves cost more than their fragments do.
+/// Fresh memory of these sizes gets the handles of a pool twice as large, since moves cost more there than fragments do.
 const LARGE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
 /// The approximate maximum of handles for a request of up to 1 GiB: creating them takes about 2 ms.
 const MAX_HANDLES: u64 = 40;
