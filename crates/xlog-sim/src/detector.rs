@@ -331,7 +331,10 @@ fn supersedes(visit: &Visit<'_>, base: u64, entry: &AccessEntry) -> bool {
         Mode::Write => entry.mode != Mode::Free,
         Mode::Alloc | Mode::Free => true,
     };
-    replaces && entry.base.is_none_or(|theirs| theirs == base) && visit.clock.covers(entry.epoch)
+    // Only reads and writes need their mapping: a block begins and ends in all mappings of its memory.
+    let is_block = matches!(entry.mode, Mode::Alloc | Mode::Free);
+    let same_base = is_block || entry.base.is_none_or(|theirs| theirs == base);
+    replaces && same_base && visit.clock.covers(entry.epoch)
 }
 
 /// Returns the kind of race between an earlier access and this one, if they race.

@@ -12,12 +12,15 @@ and median step time of PyTorch's own allocator, expandable segments and ours. E
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import zipfile
 
@@ -25,6 +28,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 LIMIT_SECONDS = 100
 AT_ONCE = 5
 LINES = 15
+TURNS = 5
 ALLOCATORS = ("native", "expandable", "xlogmem")
 
 
@@ -80,43 +84,111 @@ def run_parts(names, environment):
     return failed
 
 
-def compare(environment, rounds):
-    """Runs the programs on each allocator, one at a time, and prints the table."""
-    figures, failed = {}, False
-    for name in ALLOCATORS * rounds:
-        status, output, errors, seconds = run("compare.py", [name], environment)
-        if status == 77:
-            print(f"SKIP compare: {output.strip()}")
-            return failed
+class Worker:
+    """A process of `compare.py`."""
+
+    def __init__(self, allocator, program, environment, cores):
+        self.name = f"{program} {allocator}"
+        self.errors = tempfile.TemporaryFile("w+")
+        command = [sys.executable, str(FOLDER / "compare.py"), allocator, program]
+        self.process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+            cwd=tempfile.gettempdir(),
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception):
+        self.process.kill()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.communicate()
+        self.errors.close()
+
+    def read(self):
+        """Reads an answer; a process that ended or printed something else is an error."""
+        watch = threading.Timer(LIMIT_SECONDS, self.process.kill)
+        watch.start()
+        line = self.process.stdout.readline()
+        watch.cancel()
         try:
-            measured = json.loads(output.splitlines()[-1]) if status == 0 else None
-        except (IndexError, ValueError):
-            measured = None
-        if measured is None:
-            print(f"FAIL compare {name}: {reason(status, output, errors)}", flush=True)
+            return json.loads(line)
+        except ValueError:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(5)
+            self.process.kill()
+            status = self.process.wait()
+            if status == 77:
+                raise MissingFramework(line.strip()) from None
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.name}: {reason(status, line + self.process.stdout.read(), self.errors.read())}") from None
+
+    def ask(self, line):
+        # The reader says why a process has ended.
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n")
+            self.process.stdin.flush()
+        return self.read()
+
+
+class MissingFramework(Exception):
+    pass
+
+
+def compare(environment, rounds):
+    """Runs each program on all allocators by turns, so that all have the same clock and the same load, and prints the table.
+
+    Each round has new processes, which share four cores. They take turns of one step; a step is compared with the native one of the same turn.
+    """
+    cores = sorted(os.sched_getaffinity(0))[:4]
+    failed = False
+    print("\n| program | allocator | peak requested MiB | peak reserved MiB | reserved / requested | median step ms | step / native, by rounds |")
+    print("|---|---|---|---|---|---|---|", flush=True)
+    for program in ("training", "generation"):
+        try:
+            print_rows(program, [measured(program, environment, cores, first) for first in range(rounds)])
+        except MissingFramework as missing:
+            print(f"SKIP compare: {missing}")
+        except RuntimeError as error:
+            print(f"FAIL compare {error}", flush=True)
             failed = True
-            continue
-        for program, figure in measured.items():
-            best = figures.setdefault((program, name), figure)
-            best["milliseconds"] = min(best["milliseconds"], figure["milliseconds"])
-        print(f"PASS compare {name} ({seconds:.0f} s)", flush=True)
-        print_table(figures)
     return failed
 
 
-def print_table(figures):
-    """Prints the figures that there are. It is printed after each allocator, so that a run cut short has those of the others."""
-    print("\n| program | allocator | peak requested MiB | peak reserved MiB | reserved / requested | median step ms | step / native |")
-    print("|---|---|---|---|---|---|---|")
-    for (program, name), figure in sorted(figures.items()):
-        native = figures.get((program, "native"))
-        ratio = f"{figure['milliseconds'] / native['milliseconds']:.3f}" if native else "-"
+def measured(program, environment, cores, first):
+    """Runs a program on all allocators; for each its peaks and the times of its steps in the turns after the first."""
+    with contextlib.ExitStack() as stack:
+        workers = [(name, stack.enter_context(Worker(name, program, environment, cores))) for name in ALLOCATORS]
+        steps = [worker.read() for _, worker in workers][0]
+        times = {name: [] for name in ALLOCATORS}
+        for turn in range(TURNS):
+            for step in range(steps):
+                begins = (first + turn + step) % len(workers)
+                for name, worker in [*workers[begins:], *workers[:begins]]:
+                    took = worker.ask(step)
+                    if turn > 0:
+                        times[name].append(took)
+        return {name: (*worker.ask("memory"), times[name]) for name, worker in workers}
+
+
+def print_rows(program, rounds):
+    """Prints the rows of a program: the largest peaks, the median of all steps, and the median of the ratios to native steps of each round."""
+    for name in ALLOCATORS:
+        requested = max(figures[name][0] for figures in rounds) / 2**20
+        reserved = max(figures[name][1] for figures in rounds) / 2**20
+        step = statistics.median(took for figures in rounds for took in figures[name][2])
+        ratios = [statistics.median(own / native for own, native in zip(figures[name][2], figures["native"][2])) for figures in rounds]
         print(
-            f"| {program} | {name} | {figure['requested'] / 2**20:.0f} | {figure['reserved'] / 2**20:.0f} | "
-            f"{figure['reserved'] / figure['requested']:.3f} | {figure['milliseconds']:.2f} | {ratio} |",
+            f"| {program} | {name} | {requested:.0f} | {reserved:.0f} | {reserved / requested:.3f} | {step:.2f} | "
+            f"{statistics.median(ratios):.3f} ({', '.join(f'{ratio:.3f}' for ratio in ratios)}) |",
             flush=True,
         )
-    print(flush=True)
 
 
 def main():
@@ -124,7 +196,7 @@ def main():
     parser.add_argument("wheel", nargs="?", help="the wheel of xlogmem")
     parser.add_argument("parts", nargs="*", metavar="PART", help="some parts; all, and the comparison, by default")
     parser.add_argument("--list", action="store_true", help="print the names of the parts")
-    parser.add_argument("--rounds", type=int, default=1, help="rounds of the comparison; the best time counts")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of the comparison, each with new processes")
     arguments = parser.parse_args()
     listed = subprocess.run([sys.executable, str(FOLDER / "parts.py"), "--list"], capture_output=True, text=True, check=True)
     names = listed.stdout.split()

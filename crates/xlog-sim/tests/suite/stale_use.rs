@@ -274,6 +274,26 @@ fn a_mapping_in_use_is_not_hidden_by_later_work_through_another() {
 }
 
 #[test]
+fn a_block_that_ended_in_one_mapping_may_begin_in_another_if_it_is_ordered_after_the_end() {
+    for ordered in [false, true] {
+        for device in devices() {
+            let (a, b) = two_streams(&device);
+            let (one, other, unit) = alias(&device);
+            device.begin_range(one, unit, a, "first").unwrap();
+            memset(&device, one, 1, unit, a);
+            device.end_range(one, unit, a).unwrap();
+            if ordered {
+                edge(&device, a, b);
+            }
+            device.begin_range(other, unit, b, "second").unwrap();
+            memset(&device, other, 2, unit, b);
+            let _ = device.stream_synchronize(b);
+            assert_eq!(device.races().is_empty(), ordered, "{:?}", device.races());
+        }
+    }
+}
+
+#[test]
 fn access_rights_taken_from_work_the_host_has_not_seen_complete() {
     use MapAccess::{None, Read, ReadWrite};
     for (work, to, wrong) in [

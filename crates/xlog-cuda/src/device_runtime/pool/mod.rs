@@ -52,7 +52,6 @@ use self::arena::Arenas;
 use self::arena::{Arena, NO_SLOT, Suballocation};
 use self::decay::Demand;
 use self::inherit::{Dependency, Inherited};
-use self::pending::WaitAllowance;
 use self::reserve::Reserve;
 use self::resource::block_bytes;
 use self::sanitizer::Sanitizer;
@@ -114,7 +113,6 @@ pub struct PoolResource {
     config: PoolConfig,
     reserve: Reserve,
     scan_credits: ScanCredits,
-    wait_allowance: WaitAllowance,
     deferred_frees: DeferredFrees,
     demand: Mutex<Demand>,
     /// Called when the pool has taken memory from the device.
@@ -180,7 +178,6 @@ impl PoolResource {
             ordinal,
             reserve: Reserve::new(segments, &config),
             scan_credits: ScanCredits::new(),
-            wait_allowance: WaitAllowance::new(),
             deferred_frees: DeferredFrees::default(),
             demand: Mutex::new(Demand::new()),
             on_growth: Mutex::default(),

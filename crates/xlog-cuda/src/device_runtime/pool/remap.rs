@@ -10,22 +10,25 @@
 //! memory can be remapped.
 //!
 //! Invariants:
-//! - A handle is unmapped only after the host has seen all work on it complete. `find_free` checks without locks;
+//! - A handle of another stream moves only after the host has seen all work on it complete. `find_free` checks without locks;
 //!   `remove_free_in` checks again under the lock of the arena.
-//! - Free memory of the requesting stream may have pending work: it stays mapped, and fresh memory extends it.
+//! - A handle of the requesting stream moves at any time, since the request follows its pending work. It is mapped at both
+//!   addresses until the host has seen that work complete (`unmap_left`).
 //! - `growing` is held, since the removed ranges belong to no arena.
 
 use super::arena::Suballocation;
 use super::reserve::{Growth, is_full};
-use super::segments::{FreeMemory, Span, SpanRequest};
-use super::slow_path::{SlowPath, VERY_LARGE};
+use super::segments::{FreeMemory, LastWork, Span, SpanRequest, coalesce};
+use super::slow_path::SlowPath;
 use super::steal::OwnedRange;
 use super::tlsf::Range;
-use super::trim::{IdleMemory, coalesce};
+use super::trim::IdleMemory;
 use crate::device_runtime::logging::ServedBy;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
+/// Requests from this size on may move any number of handles.
+const VERY_LARGE: u64 = 256 << 20;
 /// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms.
 const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes; a larger one
@@ -56,14 +59,8 @@ const MAX_WHILE_LITTLE_FREE: usize = 8;
 struct FreeSpans {
     /// Without pending work.
     idle: IdleMemory,
-    /// Of the requesting stream, with pending work: it serves this stream in place and stays mapped.
-    staying: Vec<Span>,
-}
-
-impl FreeSpans {
-    fn memory(&self) -> FreeMemory<'_> {
-        FreeMemory { idle: &self.idle.spans, staying: &self.staying }
-    }
+    /// Of the requesting stream, with pending work.
+    pending: Vec<Span>,
 }
 
 impl SlowPath<'_> {
@@ -96,6 +93,7 @@ impl SlowPath<'_> {
             return Ok(None);
         }
         let found = self.find_free();
+        pool.unmap_left();
         if self.size < LARGE_REMAP {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
         }
@@ -117,7 +115,7 @@ impl SlowPath<'_> {
             return Ok(None);
         };
         let free = self.remove_free_in(&found, &coalesce(uses));
-        let source = if free.staying.is_empty() { ServedBy::Completed } else { ServedBy::Own };
+        let source = if free.pending.is_empty() { ServedBy::Completed } else { ServedBy::Own };
         self.remap_free(&free, request, source)
     }
 
@@ -131,7 +129,7 @@ impl SlowPath<'_> {
         let segments = &self.pool.reserve.segments;
         let moving =
             self.span_request(if self.size >= VERY_LARGE { usize::MAX } else { MAX_MOVED });
-        let plan = segments.plan(free.memory(), moving)?;
+        let plan = segments.plan(self.free_memory(free), moving)?;
         let is_worth_it = plan.fresh <= self.size - self.minimum_free();
         if is_worth_it && !self.decline_once(plan.handles) && self.pay_credits(growth, plan.handles)
         {
@@ -143,7 +141,7 @@ impl SlowPath<'_> {
             return None;
         }
         let extending = self.span_request(0);
-        let plan = segments.plan(free.memory(), extending)?;
+        let plan = segments.plan(self.free_memory(free), extending)?;
         (plan.fresh <= self.size - minimum).then_some((extending, plan.uses))
     }
 
@@ -177,6 +175,13 @@ impl SlowPath<'_> {
         prefers
     }
 
+    fn free_memory<'a>(&self, free: &'a FreeSpans) -> FreeMemory<'a> {
+        // It covers all work of the stream so far.
+        let stamp = if free.pending.is_empty() { 0 } else { self.owner.stamp_free() };
+        let last_work = LastWork { slot: self.owner.clock().slot(), stamp };
+        FreeMemory { idle: &free.idle.spans, pending: &free.pending, last_work }
+    }
+
     fn span_request(&self, max_moved: usize) -> SpanRequest {
         SpanRequest { bytes: self.size, align: self.align, max_moved }
     }
@@ -191,12 +196,13 @@ impl SlowPath<'_> {
     pub(super) fn defragment(&self) -> ResourceResult<Option<Suballocation>> {
         let reserve = &self.pool.reserve;
         let _growing = reserve.growing();
+        self.pool.unmap_left();
         let idle = self.pool.remove_idle();
         if idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
             reserve.insert_idle(&idle, &[]);
             return Ok(self.allocate_shared_free());
         }
-        let free = FreeSpans { idle, staying: Vec::new() };
+        let free = FreeSpans { idle, pending: Vec::new() };
         self.remap_free(&free, self.span_request(usize::MAX), ServedBy::Grown)
     }
 
@@ -208,14 +214,15 @@ impl SlowPath<'_> {
         source: ServedBy,
     ) -> ResourceResult<Option<Suballocation>> {
         let segments = &self.pool.reserve.segments;
-        let (span, gone, outcome) = segments.defragment(free.memory(), request, self.stream);
+        let memory = self.free_memory(free);
+        let (span, gone, outcome) = segments.defragment(memory, request, self.stream);
         self.put_back_free(free, &gone);
         outcome?;
         let Some(span) = span else { return Ok(self.allocate_shared_free()) };
         // Its fresh handles, if it has any.
         self.has_grown.set(true);
         let mut range = self.fresh(span);
-        if !free.staying.is_empty() {
+        if !free.pending.is_empty() {
             range.stamp = self.owner.stamp_free();
         }
         Ok(self.insert_and_allocate(range, source))
@@ -224,7 +231,7 @@ impl SlowPath<'_> {
     /// Inserts what is left of `free`: idle memory into the shared free list, the stream's own into its arena.
     fn put_back_free(&self, free: &FreeSpans, gone: &[Span]) {
         self.pool.reserve.insert_idle(&free.idle, gone);
-        for span in free.staying.iter().flat_map(|span| span.without(gone)) {
+        for span in free.pending.iter().flat_map(|span| span.without(gone)) {
             // A stamp that covers all work of the stream so far.
             let stamp = self.owner.stamp_free();
             let range = Range { ptr: span.ptr, bytes: span.bytes, stamp };
@@ -235,14 +242,14 @@ impl SlowPath<'_> {
     /// Divides free ranges into idle ones and those of this stream with pending work.
     fn by_completion(&self, found: impl Iterator<Item = OwnedRange>) -> FreeSpans {
         let own = Some(self.owner.clock().slot());
-        let (mut idle, mut staying) = (Vec::with_capacity(found.size_hint().0), Vec::new());
+        let (mut idle, mut pending) = (Vec::with_capacity(found.size_hint().0), Vec::new());
         for part in found {
-            let is_staying = part.slot == own && !is_idle(&part.range, self.owner);
-            let spans = if is_staying { &mut staying } else { &mut idle };
+            let is_pending = part.slot == own && !is_idle(&part.range, self.owner);
+            let spans = if is_pending { &mut pending } else { &mut idle };
             spans.push(part.range.into());
         }
         let idle = IdleMemory { spans: coalesce(idle), unneeded: 0 };
-        FreeSpans { idle, staying: coalesce(staying) }
+        FreeSpans { idle, pending: coalesce(pending) }
     }
 
     /// Returns the smallest spans that hold the request, by address: several, so that the next requests need no search.

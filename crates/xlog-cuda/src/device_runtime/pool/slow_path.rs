@@ -38,8 +38,6 @@ use crate::stream::RawStream;
 
 /// More cached bytes stay for a request that another chunk can serve.
 const MANY_CACHED: u64 = 16 << 20;
-/// Requests from this size on are very large: they may wait longer for pending work, and may move any number of handles.
-pub(super) const VERY_LARGE: u64 = 256 << 20;
 /// Pending deferred frees after which a request stops looking for completed ones.
 const DEFERRED_PER_REQUEST: usize = 2;
 /// Pending deferred frees after which a scan or growth stops looking.

@@ -5,7 +5,7 @@
 use xlog_driver::DriverResult;
 
 use super::PoolResource;
-use super::segments::Span;
+use super::segments::{Span, coalesce};
 use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
@@ -55,6 +55,7 @@ impl PoolResource {
             self.arenas.flush(&self.tracker);
         }
         self.poll_streams();
+        self.unmap_left();
         let idle = self.remove_idle();
         let maximum = trim.unneeded.map_or(u64::MAX, |unneeded| self.releasable(&idle, unneeded));
         let (gone, outcome) = self.reserve.segments.release(&idle.spans, excess.min(maximum));
@@ -98,6 +99,14 @@ impl PoolResource {
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Unmaps the addresses that remapped handles have left, where the host has seen all work complete.
+    pub(super) fn unmap_left(&self) {
+        self.reserve.segments.unmap_left(&|work| {
+            let stream = self.tracker.streams.at(work.slot);
+            stream.is_some_and(|stream| stream.clock().is_complete(work.stamp))
+        });
     }
 
     /// Whether returning a segment waits for all work on the device, as `cuMemFree` does. Then only explicit trims return memory.
@@ -160,17 +169,4 @@ impl PoolResource {
         let maximum = (held / 50).max(self.config.magazine_bytes as u64);
         self.arenas.rebalance_magazines(maximum, &self.tracker);
     }
-}
-
-/// Sorts spans by address and joins those that are adjacent.
-pub(super) fn coalesce(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_unstable_by_key(|span| span.ptr);
-    let mut coalesced: Vec<Span> = Vec::with_capacity(spans.len());
-    for span in spans {
-        match coalesced.last_mut() {
-            Some(last) if last.end() == span.ptr => last.bytes += span.bytes,
-            _ => coalesced.push(span),
-        }
-    }
-    coalesced
 }

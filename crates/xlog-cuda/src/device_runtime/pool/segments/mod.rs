@@ -64,6 +64,10 @@ impl Span {
         self.ptr <= other.ptr && other.end() <= self.end()
     }
 
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.ptr < other.end() && other.ptr < self.end()
+    }
+
     /// Returns the parts that are in none of `others`, which are sorted and do not overlap.
     pub(crate) fn without(self, others: &[Self]) -> impl Iterator<Item = Self> {
         let first = others.partition_point(|other| other.end() <= self.ptr);
@@ -92,20 +96,29 @@ pub(crate) struct SpanRequest {
     pub(crate) max_moved: usize,
 }
 
-/// Free memory for a remap. No block lies there.
+/// The last work on memory: a stream's slot and its stamp. Segments only keep it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct LastWork {
+    pub(crate) slot: u32,
+    pub(crate) stamp: u64,
+}
+
+/// Free memory for a remap. No block lies there. Both lists are sorted and coalesced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeMemory<'a> {
-    /// Without pending work, so it may be remapped. Sorted and coalesced.
+    /// Without pending work.
     pub(crate) idle: &'a [Span],
-    /// With pending work of the requesting stream, so it stays mapped.
-    pub(crate) staying: &'a [Span],
+    /// With pending work that the request follows. It may be mapped elsewhere, but is unmapped only after `last_work`.
+    pub(crate) pending: &'a [Span],
+    /// The last of the pending work.
+    pub(crate) last_work: LastWork,
 }
 
 #[cfg(test)]
 impl<'a> FreeMemory<'a> {
     /// Free memory without pending work.
     pub(crate) fn idle(idle: &'a [Span]) -> Self {
-        Self { idle, staying: &[] }
+        Self { idle, pending: &[], last_work: LastWork { slot: 0, stamp: 0 } }
     }
 }
 
@@ -152,11 +165,12 @@ pub(crate) trait Segments: Send + Sync {
         None
     }
 
-    /// Builds a contiguous span for a request from parts of the free memory that stay mapped, from whole idle segments that
+    /// Builds a contiguous span for a request from parts of the free memory that stay mapped, from whole free segments that
     /// are remapped beside them, and from fresh memory.
     ///
     /// Returns the new span, the parts of `free` that it took, and the failure. No span and no error means that this kind
     /// cannot remap memory. A failure leaves all segments where they were, except those that are reported as taken.
+    /// Segments with pending work keep their old mapping too, until [`unmap_left`](Self::unmap_left).
     fn defragment(
         &self,
         _free: FreeMemory<'_>,
@@ -165,6 +179,9 @@ pub(crate) trait Segments: Send + Sync {
     ) -> (Option<Span>, Vec<Span>, ResourceResult<()>) {
         (None, Vec::new(), Ok(()))
     }
+
+    /// Unmaps the addresses that remapped segments have left, where `is_complete` says that the host has seen the work complete.
+    fn unmap_left(&self, _is_complete: &dyn Fn(LastWork) -> bool) {}
 
     /// Whether [`defragment`](Self::defragment) can remap memory.
     fn can_move(&self) -> bool {
@@ -216,6 +233,19 @@ pub(crate) trait Segments: Send + Sync {
         self.account().cap(cap);
         Ok(())
     }
+}
+
+/// Sorts spans by address and joins those that are adjacent.
+pub(super) fn coalesce(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_unstable_by_key(|span| span.ptr);
+    let mut coalesced: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        match coalesced.last_mut() {
+            Some(last) if last.end() == span.ptr => last.bytes += span.bytes,
+            _ => coalesced.push(span),
+        }
+    }
+    coalesced
 }
 
 /// Returns the next multiple of `unit`, if it does not overflow.

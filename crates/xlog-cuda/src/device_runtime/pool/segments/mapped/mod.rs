@@ -19,7 +19,8 @@ use xlog_driver::{DriverError, VirtualMemory};
 use super::super::super::resource::{ResourceError, ResourceResult, StreamId};
 use super::account::Account;
 use super::{
-    FreeMemory, Remap, Segments, Span, SpanRequest, UNIT, min_size, out_of_memory, to_usize,
+    FreeMemory, LastWork, Remap, Segments, Span, SpanRequest, UNIT, min_size, out_of_memory,
+    to_usize,
 };
 use crate::CudaDevice;
 use addresses::Addresses;
@@ -244,29 +245,24 @@ impl MappedSegments {
 
     /// Executes a plan whose addresses are allocated, with these fresh handles for its fills.
     ///
-    /// A failure leaves every moved handle where it was, except those that are reported as gone.
+    /// Moved handles are mapped at their new addresses before the old ones are unmapped, so a failure leaves them where they were.
     fn carry_out(
         &self,
         memory: &dyn VirtualMemory,
         plan: &Plan,
+        free: FreeMemory<'_>,
         fresh: Vec<Vec<PhysicalHandle>>,
-    ) -> (Vec<Span>, ResourceResult<()>) {
+    ) -> ResourceResult<()> {
         let mut state = self.state.lock();
-        let mut unmapped: Vec<(Span, PhysicalHandle)> = Vec::new();
-        let mut refused = None;
-        for span in plan.moved() {
-            match state.unmap_handle(memory, span) {
-                Ok(handle) => unmapped.push((span, handle)),
-                Err(error) => {
-                    refused = Some(error);
-                    break;
-                }
-            }
-        }
-        let mut moved = unmapped.iter().map(|(_, handle)| *handle);
+        let found: Result<Vec<_>, _> = plan.moved().map(|span| state.handle_at(span)).collect();
+        let (moved, mut refused) = match found {
+            Ok(moved) => (moved, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let mut handles = moved.iter().copied();
         let (mut placed, mut unplaced) = (Vec::new(), Vec::new());
         for (fill, fresh) in plan.fills.iter().zip(fresh) {
-            let handles: Vec<_> = moved.by_ref().take(fill.moved.len()).chain(fresh).collect();
+            let handles: Vec<_> = handles.by_ref().take(fill.moved.len()).chain(fresh).collect();
             if refused.is_some() {
                 state.addresses.free(fill.ptr, fill.bytes());
                 unplaced.extend(handles);
@@ -281,32 +277,22 @@ impl MappedSegments {
             }
         }
         let Some(error) = refused else {
-            for (old, _) in &unmapped {
-                state.addresses.free(old.ptr, old.bytes);
+            for old in plan.moved() {
+                let is_pending = free.pending.iter().any(|span| span.overlaps(old));
+                state.leave(old, is_pending.then_some(free.last_work));
             }
-            return (plan.uses(), Ok(()));
+            state.unmap_left(memory, &|_| false);
+            return Ok(());
         };
         for span in placed {
             unplaced.extend(state.unmap_at(memory, span));
         }
-        let mut gone = Vec::new();
-        for (old, handle) in unmapped {
-            let Some(index) = unplaced.iter().position(|other| *other == handle) else {
-                // Stranded at its new address: only the old one is free.
-                state.addresses.free(old.ptr, old.bytes);
-                gone.push(old);
-                continue;
-            };
-            unplaced.swap_remove(index);
-            if !state.remap(memory, old.ptr, handle) {
-                gone.push(old);
-            }
-        }
+        state.keep(&moved);
+        unplaced.retain(|handle| !moved.contains(handle));
         let (freed, _) = state.destroy(memory, unplaced);
         drop(state);
         self.account.release(freed);
-        gone.sort_unstable();
-        (gone, Err(error.into()))
+        Err(error.into())
     }
 
     /// Rounds the request to the units of a plan; an error if a device of this size cannot serve it.
@@ -344,7 +330,7 @@ impl Segments for MappedSegments {
         let (mut freed, mut outcome) = state.sweep(memory);
         let mut left = bytes;
         let mut gone = Vec::new();
-        for span in state.inside(idle).into_iter().rev() {
+        for span in state.returnable(idle).into_iter().rev() {
             if span.bytes > left {
                 continue;
             }
@@ -367,7 +353,7 @@ impl Segments for MappedSegments {
     }
 
     fn releasable(&self, idle: &[Span]) -> u64 {
-        self.state.lock().inside(idle).iter().map(|span| span.bytes).sum()
+        self.state.lock().returnable(idle).iter().map(|span| span.bytes).sum()
     }
 
     fn plan(&self, free: FreeMemory<'_>, request: SpanRequest) -> Option<Remap> {
@@ -413,9 +399,16 @@ impl Segments for MappedSegments {
                 }
             }
         }
-        let (gone, outcome) = self.carry_out(memory, &plan, fresh);
-        let span = outcome.is_ok().then_some(plan.span);
-        (span, gone, outcome.map_err(|error| name_request(error, bytes)))
+        match self.carry_out(memory, &plan, free, fresh) {
+            Ok(()) => (Some(plan.span), plan.uses(), Ok(())),
+            Err(error) => (None, Vec::new(), Err(name_request(error, bytes))),
+        }
+    }
+
+    fn unmap_left(&self, is_complete: &dyn Fn(LastWork) -> bool) {
+        if let Ok(memory) = self.memory() {
+            self.state.lock().unmap_left(memory, is_complete);
+        }
     }
 
     fn can_move(&self) -> bool {

@@ -5,14 +5,14 @@
 //! - `stranded`: mapped at addresses unknown to the pool, because an undo could not unmap it;
 //! - `loose`: without an address, because it could not be destroyed.
 //!
-//! A sweep retries to unmap and destroy the last two.
+//! A sweep retries to unmap and destroy the last two. A handle in `handles` may be mapped a second time, at addresses in `left`.
 
 use std::collections::BTreeMap;
 
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
 use super::super::super::super::resource::ResourceResult;
-use super::super::{FreeMemory, Span, to_usize};
+use super::super::{FreeMemory, LastWork, Span, coalesce, to_usize};
 use super::addresses::Addresses;
 use super::plan::{Need, Piece, Plan, plan};
 
@@ -23,17 +23,28 @@ pub(super) struct PhysicalHandle {
     pub(super) memory: MemoryHandle,
 }
 
+/// The old mapping of a handle that is mapped elsewhere now.
+#[derive(Clone, Copy, Debug)]
+struct LeftMapping {
+    span: Span,
+    memory: MemoryHandle,
+    /// Pending work at these addresses; `None` if there is none.
+    last_work: Option<LastWork>,
+}
+
 pub(super) struct State {
     pub(super) addresses: Addresses,
     /// Mapped and accessible handles that the pool knows, by address.
     pub(super) handles: BTreeMap<u64, PhysicalHandle>,
+    left: Vec<LeftMapping>,
     stranded: Vec<(u64, PhysicalHandle)>,
     loose: Vec<PhysicalHandle>,
 }
 
 impl State {
     pub(super) fn new(addresses: Addresses) -> Self {
-        Self { addresses, handles: BTreeMap::new(), stranded: Vec::new(), loose: Vec::new() }
+        let handles = BTreeMap::new();
+        Self { addresses, handles, left: Vec::new(), stranded: Vec::new(), loose: Vec::new() }
     }
 
     /// Returns the handles inside one of `idle`, by address.
@@ -56,13 +67,29 @@ impl State {
 
     /// Plans a request over free memory and the unmapped addresses.
     pub(super) fn plan(&self, free: FreeMemory<'_>, need: Need) -> Option<Plan> {
-        let handles = if need.max_moved > 0 { self.inside(free.idle) } else { Vec::new() };
+        let handles = match need.max_moved {
+            0 => Vec::new(),
+            _ if free.pending.is_empty() => self.inside(free.idle),
+            _ => self.inside(&coalesce([free.idle, free.pending].concat())),
+        };
         plan(&self.pieces(free), &handles, need)
+    }
+
+    /// Returns the handles inside one of `idle` that have no second mapping, by address. Only they can be returned.
+    pub(super) fn returnable(&self, idle: &[Span]) -> Vec<Span> {
+        let mut found = self.inside(idle);
+        if !self.left.is_empty() {
+            found.retain(|span| {
+                let memory = self.handles.get(&span.ptr).map(|handle| handle.memory);
+                self.left.iter().all(|left| Some(left.memory) != memory)
+            });
+        }
+        found
     }
 
     /// Lists free memory and unmapped addresses, by address.
     fn pieces(&self, free: FreeMemory<'_>) -> Vec<Piece> {
-        let mapped = free.idle.iter().chain(free.staying);
+        let mapped = free.idle.iter().chain(free.pending);
         let mapped = mapped.map(|&span| Piece { span, is_mapped: true });
         let gaps = self.addresses.gaps().map(|span| Piece { span, is_mapped: false });
         let mut pieces: Vec<Piece> = mapped.chain(gaps).collect();
@@ -121,7 +148,7 @@ impl State {
         outcome.map(|()| Span { ptr, bytes }).map_err(|error| (unplaced, error))
     }
 
-    /// Undoes [`Self::map_at`] before the pool knows the handles, and returns them.
+    /// Undoes [`Self::map_at`] before the pool knows the handles, and returns those that are unmapped.
     pub(super) fn unmap_at(
         &mut self,
         memory: &dyn VirtualMemory,
@@ -146,35 +173,53 @@ impl State {
         memory: &dyn VirtualMemory,
         span: Span,
     ) -> DriverResult<PhysicalHandle> {
-        let found =
-            self.handles.get(&span.ptr).copied().filter(|handle| handle.bytes == span.bytes);
-        let Some(handle) = found else {
-            let value = format!("the range of {} bytes at {:#x}", span.bytes, span.ptr);
-            return Err(DriverError::invalid("unmap", value, "a piece that is held"));
-        };
+        let handle = self.handle_at(span)?;
         unmap(memory, span.ptr, handle)?;
         self.handles.remove(&span.ptr);
         Ok(handle)
     }
 
-    /// Maps a handle again at its old address; false if the pool must not use that address any more.
-    pub(super) fn remap(
+    /// Returns the handle at exactly these addresses.
+    pub(super) fn handle_at(&self, span: Span) -> DriverResult<PhysicalHandle> {
+        let found =
+            self.handles.get(&span.ptr).copied().filter(|handle| handle.bytes == span.bytes);
+        found.ok_or_else(|| {
+            let value = format!("the range of {} bytes at {:#x}", span.bytes, span.ptr);
+            DriverError::invalid("unmap", value, "a piece that is held")
+        })
+    }
+
+    /// Forgets the old address of a handle that is mapped elsewhere now. [`Self::unmap_left`] unmaps it.
+    pub(super) fn leave(&mut self, old: Span, last_work: Option<LastWork>) {
+        if let Some(handle) = self.handles.remove(&old.ptr) {
+            self.left.push(LeftMapping { span: old, memory: handle.memory, last_work });
+        }
+    }
+
+    /// Notes that stranded handles among `kept` are also mapped where the pool knows them: a sweep must not destroy them.
+    pub(super) fn keep(&mut self, kept: &[PhysicalHandle]) {
+        for (ptr, handle) in self.stranded.extract_if(.., |(_, handle)| kept.contains(handle)) {
+            let span = Span { ptr, bytes: handle.bytes };
+            self.left.push(LeftMapping { span, memory: handle.memory, last_work: None });
+        }
+    }
+
+    /// Unmaps left addresses without pending work. One that the driver refuses is kept for the next call.
+    pub(super) fn unmap_left(
         &mut self,
         memory: &dyn VirtualMemory,
-        ptr: u64,
-        handle: PhysicalHandle,
-    ) -> bool {
-        if map(memory, ptr, handle).is_err() {
-            self.addresses.free(ptr, handle.bytes);
-            self.loose.push(handle);
-            return false;
-        }
-        if set_access(memory, ptr, handle.bytes).is_err() {
-            self.stranded.push((ptr, handle));
-            return false;
-        }
-        self.handles.insert(ptr, handle);
-        true
+        is_complete: &dyn Fn(LastWork) -> bool,
+    ) {
+        let Self { left, addresses, .. } = self;
+        left.retain(|LeftMapping { span, last_work, memory: handle }| {
+            let handle = PhysicalHandle { bytes: span.bytes, memory: *handle };
+            let is_unmapped =
+                last_work.is_none_or(is_complete) && unmap(memory, span.ptr, handle).is_ok();
+            if is_unmapped {
+                addresses.free(span.ptr, span.bytes);
+            }
+            !is_unmapped
+        });
     }
 
     /// Destroys unmapped handles; returns the number of released bytes.
@@ -201,6 +246,7 @@ impl State {
 
     /// Unmaps and destroys what an earlier failure left behind; returns the number of released bytes.
     pub(super) fn sweep(&mut self, memory: &dyn VirtualMemory) -> (u64, ResourceResult<()>) {
+        self.unmap_left(memory, &|_| false);
         let mut outcome = Ok(());
         for (ptr, handle) in std::mem::take(&mut self.stranded) {
             match unmap(memory, ptr, handle) {

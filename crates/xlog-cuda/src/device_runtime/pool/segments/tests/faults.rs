@@ -27,6 +27,14 @@ fn life(model: &mut Model<'_>, check: &dyn Fn(&Model<'_>)) -> usize {
     for bytes in [12, 5] {
         count(model.defragment(bytes * GRAIN).is_err());
         check(model);
+        // Free under pending work, so that the next remap maps it twice.
+        if !model.live.is_empty() {
+            model.free_pending(0);
+        }
+        count(model.defragment((bytes + 6) * GRAIN).is_err());
+        check(model);
+        model.synchronize();
+        check(model);
     }
     count(model.grow(20 * GRAIN).is_err());
     check(model);

@@ -160,6 +160,37 @@ fn idle_handles_between_live_ones_serve_a_request_that_no_range_could() {
 }
 
 #[test]
+fn a_handle_with_pending_work_is_mapped_twice_until_that_work_completes() {
+    for device in devices(16 * GRAIN) {
+        let segments = mapped(&device, u64::MAX);
+        let mut model = Model::new(&segments, &device);
+        let spans: Vec<Span> = (0..8).map(|_| model.grow(2 * GRAIN).unwrap()).collect();
+        let gate = model.hold();
+        for (index, &span) in spans.iter().enumerate() {
+            model.lend(span, index as u8);
+        }
+        for index in [6, 4, 2, 0] {
+            model.free_pending(index);
+        }
+        let unmapped = || sim(&device).faults().calls(Call::Unmap);
+        let span = model.defragment(7 * GRAIN).unwrap().unwrap();
+        assert_eq!((span.bytes, unmapped(), used(&device)), (8 * GRAIN, 0, 16 * GRAIN));
+        model.lend(span, 77);
+        // Nothing of it can be returned or unmapped yet.
+        model.free_pending(model.live.len() - 1);
+        segments.unmap_left(&|_| false);
+        assert_eq!(segments.release(&[span], u64::MAX), (vec![], Ok(())));
+        assert_eq!((unmapped(), segments.releasable(&[span])), (0, 0));
+        drop(gate);
+        model.synchronize();
+        assert_eq!((unmapped(), segments.releasable(&[span])), (4, 8 * GRAIN));
+        model.finish();
+        assert_eq!((segments.reserved(), used(&device)), (0, 0));
+        assert!(device.races().is_empty(), "{:?}", device.races());
+    }
+}
+
+#[test]
 fn a_gather_takes_fresh_memory_only_for_what_idle_handles_lack() {
     let device = device(Some(11), 64 * GRAIN);
     let segments = mapped(&device, u64::MAX);

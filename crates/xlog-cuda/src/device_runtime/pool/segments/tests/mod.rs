@@ -13,8 +13,8 @@ use xlog_sim::{SimConfig, SimDevice};
 
 use super::super::super::resource::{PhysicalMeter, ResourceError, ResourceResult, StreamId};
 use super::{
-    FreeMemory, HandleConfig, InnerSegments, MappedSegments, PlainSegments, Segments, Span,
-    SpanRequest, UNIT,
+    FreeMemory, HandleConfig, InnerSegments, LastWork, MappedSegments, PlainSegments, Segments,
+    Span, SpanRequest, UNIT,
 };
 use crate::CudaDevice;
 

@@ -37,6 +37,16 @@ impl Ranges {
         self.0.insert(start, end - start);
     }
 
+    /// Removes the parts of the ranges inside a span, and returns their bytes.
+    fn remove_in(&mut self, span: Span) -> u64 {
+        let before = self.bytes();
+        for range in self.spans().into_iter().filter(|range| range.overlaps(span)) {
+            let ptr = range.ptr.max(span.ptr);
+            self.remove(Span { ptr, bytes: range.end().min(span.end()) - ptr });
+        }
+        before - self.bytes()
+    }
+
     pub(super) fn remove(&mut self, span: Span) {
         let found = self.0.range(..=span.ptr).next_back().map(|(&ptr, &bytes)| Span { ptr, bytes });
         let Some(range) = found.filter(|range| range.contains(span)) else {
@@ -57,18 +67,23 @@ pub(super) struct Model<'a> {
     device: &'a Arc<CudaDevice>,
     stream: StreamHandle,
     pub(super) idle: Ranges,
+    /// Free, with pending work on the stream.
+    pub(super) pending: Ranges,
     pub(super) live: Vec<(Span, u8)>,
 }
 
 impl<'a> Model<'a> {
     pub(super) fn new(segments: &'a dyn Segments, device: &'a Arc<CudaDevice>) -> Self {
         let stream = device.driver().stream_create(0).unwrap();
-        Self { segments, device, stream, idle: Ranges::default(), live: Vec::new() }
+        let [idle, pending] = Default::default();
+        Self { segments, device, stream, idle, pending, live: Vec::new() }
     }
 
     /// All ranges of this pool.
     pub(super) fn bytes(&self) -> u64 {
-        self.idle.bytes() + self.live.iter().map(|(span, _)| span.bytes).sum::<u64>()
+        self.idle.bytes()
+            + self.pending.bytes()
+            + self.live.iter().map(|(span, _)| span.bytes).sum::<u64>()
     }
 
     pub(super) fn grow(&mut self, bytes: u64) -> ResourceResult<Span> {
@@ -92,20 +107,60 @@ impl<'a> Model<'a> {
     }
 
     pub(super) fn defragment_for(&mut self, request: SpanRequest) -> ResourceResult<Option<Span>> {
-        let (span, gone, outcome) =
-            self.segments.defragment(FreeMemory::idle(&self.idle.spans()), request, ON);
-        gone.into_iter().for_each(|span| self.idle.remove(span));
+        let (idle, pending) = (self.idle.spans(), self.pending.spans());
+        let free = FreeMemory { idle: &idle, pending: &pending, last_work: self.last_work() };
+        let (span, gone, outcome) = self.segments.defragment(free, request, ON);
+        assert!(gone.is_sorted());
+        let is_idle = !gone.iter().any(|gone| pending.iter().any(|span| span.overlaps(*gone)));
+        for span in gone {
+            // A handle may be idle in one part and pending in the other.
+            let parts = self.idle.remove_in(span) + self.pending.remove_in(span);
+            assert_eq!(parts, span.bytes, "{span:?} was not all free");
+        }
         assert!(span.is_none() || outcome.is_ok());
         if let Some(span) = span {
             assert!(span.holds(request.bytes, request.align), "{span:?} for {request:?}");
-            self.idle.insert(span);
+            match is_idle {
+                true => self.idle.insert(span),
+                false => self.pending.insert(span),
+            }
         }
         outcome.map(|()| span)
     }
 
-    /// Lends a part of an idle range out and fills it.
+    /// The queued work of this model.
+    fn last_work(&self) -> LastWork {
+        LastWork { slot: self.stream.number() as u32, stamp: 0 }
+    }
+
+    /// Holds the work that is queued from now on.
+    pub(super) fn hold(&self) -> xlog_driver::Gate {
+        self.device.driver().hold(self.stream).unwrap()
+    }
+
+    /// Frees a lent part while the work on it is pending.
+    pub(super) fn free_pending(&mut self, index: usize) {
+        let (span, _) = self.live.swap_remove(index);
+        self.pending.insert(span);
+    }
+
+    /// Waits for all work, so that all free memory is idle.
+    pub(super) fn synchronize(&mut self) {
+        self.device.driver().stream_synchronize(self.stream).unwrap();
+        std::mem::take(&mut self.pending)
+            .spans()
+            .into_iter()
+            .for_each(|span| self.idle.insert(span));
+        let own = self.last_work();
+        self.segments.unmap_left(&|work| work == own);
+    }
+
+    /// Lends a part of a free range out and fills it.
     pub(super) fn lend(&mut self, span: Span, value: u8) {
-        self.idle.remove(span);
+        match self.pending.remove_in(span) {
+            0 => self.idle.remove(span),
+            taken => assert_eq!(taken, span.bytes, "{span:?} is not in one range"),
+        }
         #[allow(unsafe_code)]
         // SAFETY: the range is ours, idle and mapped.
         let queued = unsafe {
@@ -131,6 +186,7 @@ impl<'a> Model<'a> {
         while !self.live.is_empty() {
             self.take_back(0);
         }
+        self.synchronize();
         self.release(u64::MAX).unwrap();
         assert_eq!(self.idle.spans(), []);
         #[allow(unsafe_code)]

@@ -8,12 +8,13 @@ use super::*;
 
 /// Makes one random step. Failures are expected; the caller checks their effects.
 fn step(model: &mut Model<'_>, draw: &mut Random) {
-    match draw.below_u64(12) {
+    match draw.below_u64(16) {
         0..3 => {
             let _ = model.grow((1 + draw.below_u64(12)) * GRAIN - draw.below_u64(2) * UNIT);
         }
         3..7 => {
-            let idle = model.idle.spans();
+            let mut idle = model.idle.spans();
+            idle.extend(model.pending.spans());
             let Some(range) = idle.get(draw.below_u64(idle.len() as u64) as usize) else { return };
             let units = range.bytes / UNIT;
             let at = draw.below_u64(units);
@@ -25,7 +26,11 @@ fn step(model: &mut Model<'_>, draw: &mut Random) {
             let index = draw.below_u64(model.live.len() as u64) as usize;
             model.take_back(index);
         }
-        10 => {
+        10..13 if !model.live.is_empty() => {
+            model.free_pending(draw.below_u64(model.live.len() as u64) as usize);
+        }
+        13 => model.synchronize(),
+        14 => {
             let _ = model.release(draw.below_u64(10) * GRAIN);
         }
         _ => {
