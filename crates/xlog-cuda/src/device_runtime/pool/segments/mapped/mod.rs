@@ -33,8 +33,6 @@ const PRIVATE_BYTES: u64 = 32 << 20;
 const LARGEST_HANDLE: u64 = 128 << 20;
 /// The approximate number of handles of a pool: the handles of a large pool are larger.
 const POOL_HANDLES: u64 = 512;
-/// Fresh memory of these sizes gets the handles of a pool twice as large, since moves cost more there than fragments do.
-const LARGE_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=1 << 30;
 /// The approximate maximum of handles for a request of up to 1 GiB: creating them takes about 2 ms.
 const MAX_HANDLES: u64 = 40;
 /// The approximate minimum of fresh handles beside moved ones, which keeps them small.
@@ -115,7 +113,7 @@ impl MappedSegments {
             return HandleSizes { largest: largest_handle, smallest: largest_handle };
         }
         let few = (bytes / count).min(private_bytes).max(bytes / MAX_LARGE_HANDLES);
-        let times = if LARGE_BYTES.contains(&bytes) { 2 } else { 1 };
+        let times = larger_pool(bytes);
         let largest = few.next_power_of_two().max(self.usual_handle(times));
         let smallest = (bytes / TAIL_PART).next_power_of_two();
         HandleSizes {
@@ -462,6 +460,15 @@ impl HandleSizes {
         }
         handles.extend(Some(rest).filter(|&rest| rest > 0));
         handles
+    }
+}
+
+/// Fresh memory of this size gets the handles of a pool this many times as large: in the middle, moves cost more than fragments.
+fn larger_pool(bytes: u64) -> u64 {
+    match bytes >> 20 {
+        64..256 => 5,
+        256..512 => 2,
+        _ => 1,
     }
 }
 
