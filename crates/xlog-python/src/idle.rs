@@ -105,12 +105,20 @@ impl By {
         runtime: &Arc<XlogDeviceRuntime>,
         allocate: impl Fn() -> Result<T>,
     ) -> Result<T> {
-        allocate().or_else(|refused| {
-            match is_short(&refused) && matches!(self.sweep(runtime), Ok(true)) {
-                true => allocate(),
-                false => Err(refused),
-            }
-        })
+        allocate().or_else(|refused| self.make_room(runtime, refused, allocate))
+    }
+
+    /// The second half of [`By::with_room`], after a refusal.
+    pub(crate) fn make_room<T>(
+        self,
+        runtime: &Arc<XlogDeviceRuntime>,
+        refused: XlogError,
+        allocate: impl Fn() -> Result<T>,
+    ) -> Result<T> {
+        match is_short(&refused) && matches!(self.sweep(runtime), Ok(true)) {
+            true => allocate(),
+            false => Err(refused),
+        }
     }
 }
 

@@ -8,11 +8,12 @@
 //! - No function here calls Python or PyTorch: PyTorch may hold its own locks.
 //! - A block that cannot be freed in order because a stream is being captured is freed after the capture.
 //! - State is never dropped: PyTorch frees tensors until the process ends.
+//! - The lock of the [`State`] of a device is not held over a call of the runtime, which may wait for the device. No thread holds two.
 
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use xlog_base::{IntMap, Mutex};
@@ -20,7 +21,7 @@ use xlog_cuda::device_runtime::{
     AllocRequest, AllocTag, DeviceBlock, ResourceError, ResourceResult, XlogDeviceRuntime,
 };
 use xlog_cuda::driver::DeviceKind;
-use xlog_cuda::{Result, StreamId};
+use xlog_cuda::{Result, StreamId, XlogError};
 
 use super::counters::Counters;
 use super::graph_memory::{GraphMemory, UNIT};
@@ -30,7 +31,8 @@ use crate::scope::current_tag;
 
 /// The maximum number of devices of a process.
 pub(super) const DEVICES: usize = 16;
-const SHARDS: usize = 64;
+/// The number of streams of a device that are found without a lock.
+const FIRST_STREAMS: usize = 8;
 
 /// PyTorch's id of a graph pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -63,28 +65,26 @@ enum Live {
 
 struct Entry {
     live: Live,
-    device: usize,
     bytes: usize,
     requested: usize,
 }
 
-/// All live addresses. Devices share one address space.
-pub(super) struct Addresses([Mutex<IntMap<u64, Entry>>; SHARDS]);
-
-impl Addresses {
-    pub(super) fn new() -> Self {
-        Self(std::array::from_fn(|_| Mutex::default()))
-    }
-
-    fn shard(&self, ptr: u64) -> &Mutex<IntMap<u64, Entry>> {
-        &self.0[(ptr / UNIT as u64) as usize % SHARDS]
-    }
+/// What every allocation and free of a device changes.
+#[derive(Default)]
+struct State {
+    /// By address.
+    live: IntMap<u64, Entry>,
+    counters: Counters,
 }
 
 pub(super) struct Device {
     pub(super) runtime: Arc<XlogDeviceRuntime>,
-    ordinal: usize,
-    streams: RwLock<IntMap<usize, StreamId>>,
+    is_gpu: bool,
+    state: Mutex<State>,
+    /// The ids of all known streams.
+    streams: Mutex<IntMap<usize, StreamId>>,
+    /// The first of them, without the lock.
+    first_streams: [OnceLock<(usize, StreamId)>; FIRST_STREAMS],
     graphs: Mutex<HashMap<GraphPoolId, GraphMemory>>,
     captures: Mutex<Vec<OpenCapture>>,
     /// The number of all announced captures.
@@ -92,7 +92,6 @@ pub(super) struct Device {
     /// Blocks whose free waits for the end of a capture.
     deferred: Mutex<Vec<Entry>>,
     has_deferred: AtomicBool,
-    pub(super) counters: Counters,
 }
 
 impl Device {
@@ -102,38 +101,45 @@ impl Device {
         runtime.stream_pool().default_stream()?;
         Ok(Self {
             capturing: open_captures(&runtime),
+            is_gpu: runtime.device().properties().kind == DeviceKind::Cuda,
             runtime,
-            ordinal,
-            streams: RwLock::default(),
+            state: Mutex::default(),
+            streams: Mutex::default(),
+            first_streams: [const { OnceLock::new() }; FIRST_STREAMS],
             graphs: Mutex::default(),
             captures: Mutex::default(),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
-            counters: Counters::default(),
         })
     }
 
     /// Returns the id of a PyTorch stream.
     fn stream_id(&self, stream: usize) -> Result<StreamId> {
-        let known = self.streams.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(id) = known.get(&stream) {
-            return Ok(*id);
+        let mut first = self.first_streams.iter().map_while(OnceLock::get);
+        match first.find(|(known, _)| *known == stream) {
+            Some((_, id)) => Ok(*id),
+            None => self.other_stream_id(stream),
         }
-        drop(known);
-        let mut streams = self.streams.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    }
+
+    #[cold]
+    fn other_stream_id(&self, stream: usize) -> Result<StreamId> {
+        let mut streams = self.streams.lock();
         if let Some(id) = streams.get(&stream) {
             return Ok(*id);
         }
         // SAFETY: PyTorch names its own stream and never destroys one; docs/python.md requires the latter of external streams.
         let id = unsafe { self.runtime.stream_pool().enlist(ptr::without_provenance_mut(stream))? };
+        if let Some(first) = self.first_streams.get(streams.len()) {
+            first.get_or_init(|| (stream, id));
+        }
         streams.insert(stream, id);
         Ok(id)
     }
 
     /// Maps both numbers of the legacy default stream to one.
     fn known_as(&self, stream: usize) -> usize {
-        let is_gpu = self.runtime.device().properties().kind == DeviceKind::Cuda;
-        if stream == 0 && is_gpu { foreign::LEGACY } else { stream }
+        if stream == 0 && self.is_gpu { foreign::LEGACY } else { stream }
     }
 
     fn is_captured(&self, stream: usize) -> bool {
@@ -141,39 +147,50 @@ impl Device {
         unsafe { foreign::is_captured(&self.runtime, stream) }
     }
 
+    /// Calls `work` with the counters.
+    pub(super) fn with_counters<T>(&self, work: impl FnOnce(&mut Counters) -> T) -> T {
+        work(&mut self.state.lock().counters)
+    }
+
     /// Allocates, and counts refusals.
-    pub(super) fn allocate(
-        &self,
-        addresses: &Addresses,
-        requested: usize,
-        stream: usize,
-    ) -> Result<u64> {
+    pub(super) fn allocate(&self, requested: usize, stream: usize) -> Result<u64> {
+        match self.try_allocate(requested, stream) {
+            Ok(ptr) => Ok(ptr),
+            Err(refused) => self.allocate_again(refused, requested, stream),
+        }
+    }
+
+    /// Allocates after a refusal, if memory was short and more could be freed.
+    #[cold]
+    fn allocate_again(&self, refused: XlogError, requested: usize, stream: usize) -> Result<u64> {
         let allocate = || self.try_allocate(requested, stream);
-        let allocated = By::Torch.with_room(&self.runtime, allocate).or_else(|refused| {
+        let allocated = By::Torch.make_room(&self.runtime, refused, allocate).or_else(|refused| {
             match is_short(&refused) && self.return_deferred() {
                 true => allocate(),
                 false => Err(refused),
             }
         });
-        let (ptr, entry) = allocated.inspect_err(|_| {
-            self.counters.refusals.fetch_add(1, Ordering::Relaxed);
-        })?;
-        self.counters.blocks.add(1);
-        self.counters.allocated.add(entry.bytes as u64);
-        self.counters.requested.add(requested as u64);
-        self.measure();
-        addresses.shard(ptr).lock().insert(ptr, entry);
-        Ok(ptr)
+        allocated.inspect_err(|_| self.with_counters(|counters| counters.refusals += 1))
+    }
+
+    /// Counts an allocation and inserts its address, which is returned.
+    #[inline]
+    fn insert(&self, ptr: u64, entry: Entry) -> u64 {
+        let reserved = self.runtime.physical_bytes();
+        let state = &mut *self.state.lock();
+        state.counters.add(entry.bytes, entry.requested);
+        state.counters.set_reserved(reserved);
+        state.live.insert(ptr, entry);
+        ptr
     }
 
     /// Updates the reserved bytes.
     fn measure(&self) {
-        if let Some(held) = self.runtime.physical_bytes() {
-            self.counters.reserved.set(held as u64);
-        }
+        let reserved = self.runtime.physical_bytes();
+        self.with_counters(|counters| counters.set_reserved(reserved));
     }
 
-    fn try_allocate(&self, requested: usize, stream: usize) -> Result<(u64, Entry)> {
+    fn try_allocate(&self, requested: usize, stream: usize) -> Result<u64> {
         let stream = self.known_as(stream);
         let bytes = requested.checked_next_multiple_of(UNIT).ok_or_else(|| {
             ResourceError::InvalidRequest {
@@ -185,15 +202,18 @@ impl Device {
         if self.capturing.load(Ordering::Acquire) > 0 && self.is_captured(stream) {
             return self.allocate_captured(requested, stream);
         }
-        let entry = |live, bytes| Entry { live, device: self.ordinal, bytes, requested };
         if foreign::is_per_thread(&self.runtime, stream) {
             let block = self.allocate_idle(bytes, tag)?;
-            return Ok((block.ptr, entry(Live::Unordered { block: copy(&block) }, block.bytes)));
+            let (ptr, bytes) = (block.ptr, block.bytes);
+            return Ok(
+                self.insert(ptr, Entry { bytes, requested, live: Live::Unordered { block } })
+            );
         }
         match self.allocate_on(bytes, self.stream_id(stream)?, tag) {
             Ok(block) => {
                 let (ptr, bytes) = (block.ptr, block.bytes);
-                Ok((ptr, entry(Live::Block { block, used_on: Vec::new() }, bytes)))
+                let live = Live::Block { block, used_on: Vec::new() };
+                Ok(self.insert(ptr, Entry { bytes, requested, live }))
             }
             // A capture that PyTorch did not announce.
             Err(_) if self.is_captured(stream) => self.allocate_captured(requested, stream),
@@ -202,17 +222,18 @@ impl Device {
     }
 
     /// Allocates a block aligned to [`UNIT`]. All requests are multiples of it, so pool blocks are aligned unless others share the runtime.
+    #[inline]
     fn allocate_on(
         &self,
         bytes: usize,
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        let block = self.runtime.allocate(bytes, stream, tag)?;
-        if block.ptr.is_multiple_of(UNIT as u64) {
-            return Ok(block);
+        let allocated = self.runtime.allocate(bytes, stream, tag);
+        if allocated.as_ref().map_or(true, |block| block.ptr.is_multiple_of(UNIT as u64)) {
+            return allocated;
         }
-        self.runtime.deallocate(block)?;
+        self.runtime.deallocate(allocated?)?;
         let request = AllocRequest::new(bytes, stream, tag).aligned(UNIT);
         self.runtime.resource().allocate_request(request, None)
     }
@@ -230,14 +251,14 @@ impl Device {
         }
     }
 
-    fn allocate_captured(&self, requested: usize, stream: usize) -> Result<(u64, Entry)> {
+    fn allocate_captured(&self, requested: usize, stream: usize) -> Result<u64> {
         let pool = self.open_pool();
         let mut graphs = self.graphs.lock();
         let memory = graphs.entry(pool).or_default();
         let grow = |bytes, tag| self.allocate_idle(bytes, tag);
         let (ptr, bytes) = memory.allocate(requested, stream, grow)?;
         let live = Live::Graph { pool, is_shared: false };
-        Ok((ptr, Entry { live, device: self.ordinal, bytes, requested }))
+        Ok(self.insert(ptr, Entry { bytes, requested, live }))
     }
 
     /// Returns the pool of a captured allocation: that of the only capture, or of the one that this thread has begun.
@@ -351,11 +372,18 @@ impl Device {
         By::Torch.free(&self.runtime, free);
     }
 
-    /// Frees an address. On a failure the runtime keeps the block and tries again, since there is no caller to report it to.
-    fn free(&self, ptr: u64, entry: Entry) {
-        self.counters.blocks.remove(1);
-        self.counters.allocated.remove(entry.bytes as u64);
-        self.counters.requested.remove(entry.requested as u64);
+    /// Removes an address, and counts its free; `None` if it is of another device.
+    fn remove(&self, ptr: u64) -> Option<Entry> {
+        let state = &mut *self.state.lock();
+        let entry = state.live.remove(&ptr)?;
+        state.counters.remove(entry.bytes, entry.requested);
+        Some(entry)
+    }
+
+    /// Frees an address; returns false for an address of another device. On a failure the runtime keeps the block and tries again,
+    /// since there is no caller to report it to.
+    fn free(&self, ptr: u64) -> bool {
+        let Some(entry) = self.remove(ptr) else { return false };
         if let Live::Graph { pool, is_shared } = entry.live {
             let is_open = self.captures.lock().iter().any(|capture| capture.pool == pool);
             if let Some(memory) = self.graphs.lock().get_mut(&pool) {
@@ -365,23 +393,22 @@ impl Device {
                 }
             }
             self.return_graph_memory();
-            return;
+            return true;
         }
         self.free_deferred();
-        if let Some(entry) = self.try_free(entry) {
+        if !self.try_free(&entry) {
             let mut deferred = self.deferred.lock();
             deferred.push(entry);
             self.has_deferred.store(true, Ordering::Release);
         }
+        true
     }
 
-    /// Frees a block, or returns it if a stream that used it is being captured.
-    fn try_free(&self, entry: Entry) -> Option<Entry> {
+    /// Frees a block; returns false if a stream that used it is being captured.
+    fn try_free(&self, entry: &Entry) -> bool {
         let (block, is_recorded) = match &entry.live {
-            Live::Graph { .. } => return None,
-            Live::Unordered { .. } if self.capturing.load(Ordering::Acquire) > 0 => {
-                return Some(entry);
-            }
+            Live::Graph { .. } => return true,
+            Live::Unordered { .. } if self.capturing.load(Ordering::Acquire) > 0 => return false,
             Live::Unordered { block } => (copy(block), false),
             Live::Block { block, used_on } => {
                 let mut is_recorded = true;
@@ -391,7 +418,7 @@ impl Device {
                         .and_then(|id| Ok(self.runtime.record_block_use(block, id)?));
                     match recorded {
                         Ok(()) => {}
-                        Err(_) if self.is_captured(*stream) => return Some(entry),
+                        Err(_) if self.is_captured(*stream) => return false,
                         // The work on that stream cannot be named, so the free waits for all work.
                         Err(_) => is_recorded = false,
                     }
@@ -404,7 +431,7 @@ impl Device {
             true => drop(self.runtime.deallocate(block)),
             false => self.free_when_idle(vec![block]),
         }
-        None
+        true
     }
 
     fn free_deferred(&self) {
@@ -414,8 +441,24 @@ impl Device {
         }
         let Some(mut deferred) = self.deferred.try_lock() else { return };
         let entries = std::mem::take(&mut *deferred);
-        deferred.extend(entries.into_iter().filter_map(|entry| self.try_free(entry)));
+        deferred.extend(entries.into_iter().filter(|entry| !self.try_free(entry)));
         self.has_deferred.store(!deferred.is_empty(), Ordering::Release);
+    }
+
+    /// Records the use of an address; returns false for an address of another device.
+    fn record_stream(&self, ptr: u64, stream: usize) -> bool {
+        let state = &mut *self.state.lock();
+        let Some(entry) = state.live.get_mut(&ptr) else { return false };
+        let stream = self.known_as(stream);
+        match &mut entry.live {
+            Live::Block { block, .. } if foreign::is_per_thread(&self.runtime, stream) => {
+                entry.live = Live::Unordered { block: copy(block) };
+            }
+            Live::Block { used_on, .. } if !used_on.contains(&stream) => used_on.push(stream),
+            Live::Graph { is_shared, .. } => *is_shared = true,
+            _ => {}
+        }
+        true
     }
 
     /// Frees what had to wait for the end of captures; returns false while one is open.
@@ -439,40 +482,25 @@ impl Device {
     }
 }
 
-/// Frees an address of any device.
-pub(super) fn free(addresses: &Addresses, devices: &[OnceLock<Device>; DEVICES], ptr: u64) {
-    let entry = addresses.shard(ptr).lock().remove(&ptr);
-    let device = entry.as_ref().and_then(|entry| devices[entry.device].get());
-    if let (Some(entry), Some(device)) = (entry, device) {
-        device.free(ptr, entry);
-    }
+/// The devices in use. Callers do not always name the right one, but no address is in use on two of them.
+pub(super) type Devices = [OnceLock<Device>; DEVICES];
+
+/// Frees an address, usually of the device with index `likely`.
+pub(super) fn free(devices: &Devices, likely: usize, ptr: u64) {
+    let likely = devices.get(likely).into_iter();
+    let _ = likely.chain(devices).filter_map(OnceLock::get).any(|device| device.free(ptr));
 }
 
 /// Records that work on a stream uses an address. The free waits for the work queued there by then.
-pub(super) fn record_stream(
-    addresses: &Addresses,
-    devices: &[OnceLock<Device>; DEVICES],
-    ptr: u64,
-    stream: usize,
-) {
-    if let Some(entry) = addresses.shard(ptr).lock().get_mut(&ptr)
-        && let Some(device) = devices[entry.device].get()
-    {
-        let stream = device.known_as(stream);
-        match &mut entry.live {
-            Live::Block { block, .. } if foreign::is_per_thread(&device.runtime, stream) => {
-                entry.live = Live::Unordered { block: copy(block) };
-            }
-            Live::Block { used_on, .. } if !used_on.contains(&stream) => used_on.push(stream),
-            Live::Graph { is_shared, .. } => *is_shared = true,
-            _ => {}
-        }
-    }
+pub(super) fn record_stream(devices: &Devices, ptr: u64, stream: usize) {
+    let _ =
+        devices.iter().filter_map(OnceLock::get).any(|device| device.record_stream(ptr, stream));
 }
 
 /// Returns the size of the block at an address.
-pub(super) fn size_at(addresses: &Addresses, ptr: u64) -> Option<usize> {
-    addresses.shard(ptr).lock().get(&ptr).map(|entry| entry.bytes)
+pub(super) fn size_at(devices: &Devices, ptr: u64) -> Option<usize> {
+    let mut devices = devices.iter().filter_map(OnceLock::get);
+    devices.find_map(|device| Some(device.state.lock().live.get(&ptr)?.bytes))
 }
 
 /// Returns this thread's tag, or the framework's name.

@@ -1,101 +1,108 @@
 //! Counters of PyTorch's statistics: current, peak, and totals since the last reset.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use serde_json::{Value, json};
-use xlog_base::Mutex;
 
-/// A quantity over time. All values but the peak are exact.
-#[derive(Default)]
-pub(super) struct Counter {
-    added: AtomicU64,
-    removed: AtomicU64,
-    peak: AtomicU64,
+/// A quantity over time.
+#[derive(Clone, Copy, Default)]
+struct Counter {
+    added: u64,
+    removed: u64,
+    peak: u64,
     /// The totals at the last reset.
-    added_before: AtomicU64,
-    removed_before: AtomicU64,
-    setting: Mutex<()>,
+    added_before: u64,
+    removed_before: u64,
 }
 
 impl Counter {
     fn current(&self) -> u64 {
-        let removed = self.removed.load(Relaxed);
-        self.added.load(Relaxed).saturating_sub(removed)
+        self.added - self.removed
     }
 
-    pub(super) fn add(&self, amount: u64) {
-        let added = self.added.fetch_add(amount, Relaxed) + amount;
-        let now = added.saturating_sub(self.removed.load(Relaxed));
-        if now > self.peak.load(Relaxed) {
-            self.peak.fetch_max(now, Relaxed);
-        }
+    fn add(&mut self, amount: u64) {
+        self.added += amount;
+        self.peak = self.peak.max(self.current());
     }
 
-    pub(super) fn remove(&self, amount: u64) {
-        self.removed.fetch_add(amount, Relaxed);
+    fn remove(&mut self, amount: u64) {
+        self.removed += amount;
     }
 
     /// Sets a quantity that is measured rather than counted.
-    pub(super) fn set(&self, amount: u64) {
-        if self.current() == amount {
-            return;
-        }
-        let _setting = self.setting.lock();
-        match amount.checked_sub(self.current()) {
-            Some(0) => {}
-            Some(more) => self.add(more),
-            None => self.remove(self.current().saturating_sub(amount)),
-        }
+    fn set(&mut self, amount: u64) {
+        let current = self.current();
+        self.add(amount.saturating_sub(current));
+        self.remove(current.saturating_sub(amount));
     }
 
-    fn reset_peak(&self) {
-        self.peak.store(self.current(), Relaxed);
+    fn reset_peak(&mut self) {
+        self.peak = self.current();
     }
 
-    fn reset_totals(&self) {
-        self.added_before.store(self.added.load(Relaxed), Relaxed);
-        self.removed_before.store(self.removed.load(Relaxed), Relaxed);
+    fn reset_totals(&mut self) {
+        (self.added_before, self.removed_before) = (self.added, self.removed);
     }
 
     fn value(&self) -> Value {
-        let since = |all: &AtomicU64, before: &AtomicU64| {
-            all.load(Relaxed).saturating_sub(before.load(Relaxed))
-        };
         json!({
             "current": self.current(),
-            "peak": self.peak.load(Relaxed),
-            "allocated": since(&self.added, &self.added_before),
-            "freed": since(&self.removed, &self.removed_before),
+            "peak": self.peak,
+            "allocated": self.added - self.added_before,
+            "freed": self.removed - self.removed_before,
         })
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Copy, Default)]
 pub(super) struct Counters {
-    /// Blocks.
-    pub(super) blocks: Counter,
+    blocks: Counter,
     /// Bytes of the blocks.
-    pub(super) allocated: Counter,
+    allocated: Counter,
     /// Requested bytes.
-    pub(super) requested: Counter,
+    requested: Counter,
     /// Reserved device bytes.
-    pub(super) reserved: Counter,
+    reserved: Counter,
     /// Refused requests.
-    pub(super) refusals: AtomicU64,
+    pub(super) refusals: u64,
 }
 
 impl Counters {
-    fn each(&self) -> [&Counter; 4] {
-        [&self.blocks, &self.allocated, &self.requested, &self.reserved]
+    /// Counts a block of `bytes`, of which `requested` were asked for.
+    pub(super) fn add(&mut self, bytes: usize, requested: usize) {
+        self.blocks.add(1);
+        self.allocated.add(bytes as u64);
+        self.requested.add(requested as u64);
     }
 
-    pub(super) fn reset_peaks(&self) {
+    /// Counts the free of a block.
+    pub(super) fn remove(&mut self, bytes: usize, requested: usize) {
+        self.blocks.remove(1);
+        self.allocated.remove(bytes as u64);
+        self.requested.remove(requested as u64);
+    }
+
+    /// Sets the reserved bytes, if they are known.
+    pub(super) fn set_reserved(&mut self, bytes: Option<usize>) {
+        if let Some(bytes) = bytes {
+            self.reserved.set(bytes as u64);
+        }
+    }
+
+    /// Sets the reserved bytes to those of the blocks.
+    pub(super) fn reserve_allocated(&mut self) {
+        self.reserved.set(self.allocated.current());
+    }
+
+    fn each(&mut self) -> [&mut Counter; 4] {
+        [&mut self.blocks, &mut self.allocated, &mut self.requested, &mut self.reserved]
+    }
+
+    pub(super) fn reset_peaks(&mut self) {
         self.each().into_iter().for_each(Counter::reset_peak);
     }
 
-    pub(super) fn reset_totals(&self) {
+    pub(super) fn reset_totals(&mut self) {
         self.each().into_iter().for_each(Counter::reset_totals);
-        self.refusals.store(0, Relaxed);
+        self.refusals = 0;
     }
 
     pub(super) fn value(&self) -> Value {
@@ -104,7 +111,7 @@ impl Counters {
             "allocated_bytes": self.allocated.value(),
             "requested_bytes": self.requested.value(),
             "reserved_bytes": self.reserved.value(),
-            "num_ooms": self.refusals.load(Relaxed),
+            "num_ooms": self.refusals,
         })
     }
 }

@@ -20,12 +20,12 @@ use std::sync::OnceLock;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use serde_json::Value;
 use xlog_base::{Mutex, size_text};
 use xlog_cuda::device_runtime::{ResourceKind, RuntimeConfig};
 use xlog_cuda::{Result, XlogError};
 
-use self::allocator::{Addresses, DEVICES, Device, GraphPoolId};
+use self::allocator::{DEVICES, Device, Devices, GraphPoolId};
+use self::counters::Counters;
 use self::segments::Segments;
 use self::throw::{Kind, Ready, Thrower};
 use crate::config::apply;
@@ -40,8 +40,7 @@ const POOLS: usize = 16;
 const GLOBAL: usize = POOLS;
 
 struct Global {
-    addresses: OnceLock<Addresses>,
-    devices: [OnceLock<Device>; DEVICES],
+    devices: Devices,
     /// Held while a device is opened.
     opening: Mutex<()>,
     thrower: OnceLock<Thrower>,
@@ -55,7 +54,6 @@ struct Pool {
 }
 
 static TORCH: Global = Global {
-    addresses: OnceLock::new(),
     devices: [const { OnceLock::new() }; DEVICES],
     opening: Mutex::new(()),
     thrower: OnceLock::new(),
@@ -95,10 +93,6 @@ fn made<'a, T>(
 }
 
 impl Global {
-    fn addresses(&self) -> &Addresses {
-        self.addresses.get_or_init(Addresses::new)
-    }
-
     fn device(&self, device: c_int) -> Result<&Device> {
         made(&self.devices, &self.opening, device, Device::open)
     }
@@ -108,7 +102,7 @@ impl Global {
     }
 
     fn allocate(&self, bytes: usize, device: c_int, stream: usize) -> Result<u64> {
-        self.device(device)?.allocate(self.addresses(), bytes, stream)
+        self.device(device)?.allocate(bytes, stream)
     }
 }
 
@@ -173,11 +167,12 @@ pub(crate) unsafe extern "C-unwind" fn xlogmem_torch_alloc(
     stream: *mut c_void,
 ) -> *mut c_void {
     let Ok(bytes @ 1..) = usize::try_from(size) else { return ptr::null_mut() };
-    let (thrower, ready) = match guarded(|| TORCH.allocate(bytes, device, stream.addr())) {
+    let allocate = || TORCH.allocate(bytes, device, stream.addr()).map_err(Box::new);
+    let (thrower, ready) = match guarded(allocate) {
         Some(Ok(ptr)) => return address(Some(ptr)),
         failed => {
             let panicked = || XlogError::Kernel("the allocator panicked".to_owned());
-            let error = failed.and_then(Result::err).unwrap_or_else(panicked);
+            let error = failed.and_then(Result::err).map_or_else(panicked, |error| *error);
             match guarded(|| refusal(&error, bytes)).flatten() {
                 Some(thrown) => thrown,
                 None => return ptr::null_mut(),
@@ -196,10 +191,11 @@ pub(crate) unsafe extern "C-unwind" fn xlogmem_torch_alloc(
 pub(crate) unsafe extern "C" fn xlogmem_torch_free(
     ptr: *mut c_void,
     _size: isize,
-    _device: c_int,
+    device: c_int,
     _stream: *mut c_void,
 ) {
-    guarded(|| allocator::free(TORCH.addresses(), &TORCH.devices, ptr.addr() as u64));
+    // A negative number becomes an index that no device has.
+    guarded(|| allocator::free(&TORCH.devices, device as usize, ptr.addr() as u64));
 }
 
 /// Records that work on a stream uses memory of [`xlogmem_torch_alloc`].
@@ -208,14 +204,7 @@ pub(crate) unsafe extern "C" fn xlogmem_torch_free(
 /// `stream` is a live stream of the device, and is never destroyed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn xlogmem_torch_record_stream(ptr: *mut c_void, stream: *mut c_void) {
-    guarded(|| {
-        allocator::record_stream(
-            TORCH.addresses(),
-            &TORCH.devices,
-            ptr.addr() as u64,
-            stream.addr(),
-        )
-    });
+    guarded(|| allocator::record_stream(&TORCH.devices, ptr.addr() as u64, stream.addr()));
 }
 
 /// Returns cached memory to the devices.
@@ -245,7 +234,7 @@ pub(crate) unsafe extern "C" fn xlogmem_torch_base_alloc(
     ptr: *mut c_void,
     size: *mut usize,
 ) -> *mut c_void {
-    let found = guarded(|| allocator::size_at(TORCH.addresses(), ptr.addr() as u64)).flatten();
+    let found = guarded(|| allocator::size_at(&TORCH.devices, ptr.addr() as u64)).flatten();
     if let Some(bytes) = found.filter(|_| !size.is_null()) {
         // SAFETY: the caller guarantees it.
         unsafe { size.write(bytes) };
@@ -349,20 +338,20 @@ fn torch_statistics<'py>(
     pool: usize,
     device: c_int,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let value = with_counters(pool, device, counters::Counters::value)?;
-    value.map(|value: Value| object(py, &value)).transpose()
+    let counters = with_counters(pool, device, |counters| *counters)?;
+    counters.map(|counters| object(py, &counters.value())).transpose()
 }
 
 /// Resets the peaks.
 #[pyfunction]
 fn torch_reset_peaks(pool: usize, device: c_int) -> PyResult<()> {
-    with_counters(pool, device, counters::Counters::reset_peaks).map(drop)
+    with_counters(pool, device, Counters::reset_peaks).map(drop)
 }
 
 /// Resets the totals.
 #[pyfunction]
 fn torch_reset_totals(pool: usize, device: c_int) -> PyResult<()> {
-    with_counters(pool, device, counters::Counters::reset_totals).map(drop)
+    with_counters(pool, device, Counters::reset_totals).map(drop)
 }
 
 /// Returns the number of the last open capture that this thread has begun; 0 if there is none.
@@ -382,15 +371,15 @@ fn torch_abandon_capture(py: Python<'_>, number: u64) {
 fn with_counters<T>(
     pool: usize,
     device: c_int,
-    work: impl FnOnce(&counters::Counters) -> T,
+    work: impl FnOnce(&mut Counters) -> T,
 ) -> PyResult<Option<T>> {
     let index = usize::try_from(device).ok().filter(|index| *index < DEVICES);
     let index = index.ok_or_else(|| PyValueError::new_err(bad_device(device).to_string()))?;
     if pool == GLOBAL {
-        return Ok(TORCH.devices[index].get().map(|device| work(&device.counters)));
+        return Ok(TORCH.devices[index].get().map(|device| device.with_counters(work)));
     }
     let pool = numbered(pool)?;
-    Ok(pool.devices[index].get().map(|segments| work(&segments.counters)))
+    Ok(pool.devices[index].get().map(|segments| segments.with_counters(work)))
 }
 
 fn numbered(pool: usize) -> PyResult<&'static Pool> {

@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{DeviceBlock, RuntimeConfig, XlogDeviceRuntime};
@@ -18,27 +17,29 @@ use super::counters::Counters;
 pub(super) struct Segments {
     pub(super) runtime: Arc<XlogDeviceRuntime>,
     blocks: Mutex<HashMap<u64, DeviceBlock>>,
-    pub(super) counters: Counters,
+    counters: Mutex<Counters>,
 }
 
 impl Segments {
     pub(super) fn open(config: &RuntimeConfig, device: usize) -> Result<Self> {
         let spec = config.device.unwrap_or(DeviceSpec::Cuda(device));
         let runtime = config.clone().with_device(spec).open()?;
-        Ok(Self { runtime, blocks: Mutex::default(), counters: Counters::default() })
+        Ok(Self { runtime, blocks: Mutex::default(), counters: Mutex::default() })
+    }
+
+    /// Calls `work` with the counters.
+    pub(super) fn with_counters<T>(&self, work: impl FnOnce(&mut Counters) -> T) -> T {
+        work(&mut self.counters.lock())
     }
 
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
         let block = self.runtime.allocate(bytes, StreamId::DEFAULT, torch_tag());
-        let block = block.inspect_err(|_| {
-            self.counters.refusals.fetch_add(1, Ordering::Relaxed);
-        })?;
+        let block = block.inspect_err(|_| self.counters.lock().refusals += 1)?;
         let ptr = block.ptr;
-        self.counters.blocks.add(1);
-        for counter in [&self.counters.allocated, &self.counters.requested, &self.counters.reserved]
-        {
-            counter.add(block.bytes as u64);
-        }
+        self.with_counters(|counters| {
+            counters.add(block.bytes, block.bytes);
+            counters.reserve_allocated();
+        });
         self.blocks.lock().insert(ptr, block);
         Ok(ptr)
     }
@@ -46,11 +47,10 @@ impl Segments {
     /// Frees a segment; returns false for an address of another device.
     pub(super) fn free(&self, ptr: u64) -> bool {
         let Some(block) = self.blocks.lock().remove(&ptr) else { return false };
-        self.counters.blocks.remove(1);
-        for counter in [&self.counters.allocated, &self.counters.requested, &self.counters.reserved]
-        {
-            counter.remove(block.bytes as u64);
-        }
+        self.with_counters(|counters| {
+            counters.remove(block.bytes, block.bytes);
+            counters.reserve_allocated();
+        });
         // The runtime keeps a block whose free failed, and a later reap frees it.
         let _ = self.runtime.deallocate(block);
         true
