@@ -44,7 +44,10 @@ impl RawStream {
     #[inline]
     pub(crate) fn note_free(&self, stamp: u64) {
         if self.handle_escaped() {
-            self.last_free.fetch_max(stamp, Ordering::AcqRel);
+            // The stamp moves only when an event is begun, so usually nothing is stored.
+            if self.last_free.load(Ordering::Acquire) < stamp {
+                self.last_free.fetch_max(stamp, Ordering::AcqRel);
+            }
         }
     }
 

@@ -224,7 +224,7 @@ impl RawStream {
     }
 
     fn ask_driver(&self, call: &'static str) -> DriverResult<()> {
-        match self.device.driver().stream_capture(self.handle)? {
+        match self.driver().stream_capture(self.handle)? {
             CaptureStatus::None => Ok(()),
             status => Err(DriverError::invalid(
                 call,

@@ -3,6 +3,7 @@
 //! A call enters one arena and executes no locked instruction. If the fast path does not apply, it declines with no block
 //! handed out, and the caller takes the slow path; only the magazine may have been flushed, before a large request. Never on
 //! the fast path: a pool with an observer, exact events or a memory checker, and a stream whose handle escaped.
+//! Unshared blocks of such a stream begin in `allocate_general` and end in `free_escaped`, after the driver was asked for captures.
 
 use super::PoolResource;
 use super::arena::{Arena, FLUSHING_BYTES, FreedBlock, NO_SLOT, UNIT};

@@ -6,10 +6,10 @@
 
 use super::PoolResource;
 use super::arena::FreedBlock;
-use crate::device_runtime::ordering::block::block_meta::BlockMeta;
+use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
 use crate::device_runtime::ordering::tracking::tracker::Retired;
 use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
-use crate::device_runtime::resource::{DeviceBlock, Generation, ResourceResult};
+use crate::device_runtime::resource::{BlockId, DeviceBlock, Generation, ResourceResult};
 use crate::stream::RawStream;
 
 /// The call that frees a block.
@@ -163,6 +163,36 @@ impl PoolResource {
     ) -> ResourceResult<()> {
         let owner = self.tracker.owner_stream(meta)?;
         self.deferred_frees.free_unless_captured(owner, generation, || free(self, generation, meta))
+    }
+
+    /// Frees a block that was never shared, on a stream that other code may capture, after the driver has confirmed that none does.
+    /// Returns false with nothing changed if that does not apply.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn free_escaped(&self, block: &DeviceBlock) -> bool {
+        let (generation, table) = (block.generation, &self.tracker.table);
+        let meta = table.lookup(BlockId::from_block(block)).filter(|meta| meta.state.is_unshared());
+        let Some(meta) = meta.filter(|_| self.fast_path) else { return false };
+        let (slot, bytes) = (meta.owner(), meta.bytes());
+        let owner = self.tracker.streams.at(slot).filter(|owner| owner.handle_escaped());
+        let (Some(owner), Some(arena)) = (owner, self.arenas.get(slot)) else { return false };
+        if owner.check_not_capturing("pool free").is_err() {
+            return false;
+        }
+        let is_freed = arena.with(|arena| {
+            // While this thread is inside the arena, no other thread changes the state of an unshared block.
+            let is_free = meta.state.is_live_and_unshared(generation_bits(generation));
+            if is_free {
+                let (freed, capacity) =
+                    (FreedBlock::of(generation, meta), self.arenas.magazine_capacity());
+                arena.end_block(freed, owner.stamp_free(), capacity, table);
+            }
+            is_free
+        });
+        if is_freed {
+            self.record_if_polled(owner, bytes);
+        }
+        is_freed
     }
 
     /// Frees a block off the fast path.

@@ -49,8 +49,9 @@ use xlog_driver::Driver;
 use xlog_driver::sync::Mutex;
 
 use self::arena::Arenas;
-use self::arena::{Arena, NO_SLOT, Suballocation};
+use self::arena::{Arena, NO_SLOT, Suballocation, UNIT};
 use self::decay::Demand;
+use self::fast_path::RequestStream;
 use self::inherit::{Dependency, Inherited};
 use self::reserve::Reserve;
 use self::resource::block_bytes;
@@ -266,7 +267,19 @@ impl PoolResource {
             // A failed free keeps its block; a reap retries and reports it.
             let _ = self.release_completed(sanitizer::WAITING_PER_REQUEST);
         }
-        let ready = arena.with(|arena| arena.allocate(size, align as u64, &self.tracker.table));
+        let (clock, table) = (owner.clock(), &self.tracker.table);
+        // The fast path declined although its arena may have room, only because the driver had to be asked.
+        if self.fast_path && align <= UNIT as usize && owner.handle_escaped() {
+            let begun = arena.with(|arena| {
+                let slot = clock.slot();
+                let request = RequestStream { id: stream, slot, header: clock.header() };
+                arena.begin_block(bytes, request, table)
+            });
+            if let Some(begun) = begun {
+                return Ok(begun.live(self.ordinal, stream, tag));
+            }
+        }
+        let ready = arena.with(|arena| arena.allocate(size, align as u64, table));
         let (suballocation, inherited) = match ready {
             Some(suballocation) => (suballocation, None),
             None => self.allocate_slow(stream, owner, arena, size, align as u64, is_tracked)?,

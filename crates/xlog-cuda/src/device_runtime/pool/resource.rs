@@ -136,12 +136,16 @@ impl DeviceMemoryResource for PoolResource {
 
     #[inline]
     fn deallocate(&self, block: DeviceBlock) -> ResourceResult<()> {
-        if self.free_fast(&block) { Ok(()) } else { self.free_slow(&block) }
+        if self.free_fast(&block) || self.free_escaped(&block) {
+            Ok(())
+        } else {
+            self.free_slow(&block)
+        }
     }
 
     #[inline]
     fn deallocate_with_state(&self, block: &DeviceBlock) -> ResourceResult<BlockState> {
-        if self.free_fast(block) {
+        if self.free_fast(block) || self.free_escaped(block) {
             return Ok(BlockState::Freed);
         }
         self.free_slow(block).map(|()| self.block_state(BlockId::from_block(block)))

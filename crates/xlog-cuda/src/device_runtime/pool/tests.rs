@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::device_runtime::resource::{BlockId, BlockState};
 
 const MIB: usize = 1 << 20;
 
@@ -353,6 +354,43 @@ fn memory_that_was_free_before_the_handle_was_taken_is_polled_for() {
         gate.release();
         pool.stream.synchronize().unwrap();
         assert!(owner.poll_freed());
+    }
+}
+
+/// Without an observer the blocks are unshared, and [`PoolResource::free_escaped`] frees them.
+#[test]
+fn a_stream_that_other_code_captures_gets_no_memory_and_frees_none() {
+    for device in devices() {
+        let pool = Decaying::new(device.clone(), PoolConfig::default());
+        let (handle, pool_of) = (pool.stream.handle(), &pool.pool);
+        let allocate = || pool_of.allocate(1000, pool.stream.id(), AllocTag("captured"));
+        pool.pair(1000);
+        let [kept, freed] = [(); 2].map(|()| allocate().unwrap());
+        let (id, graphs) = (BlockId::from_block(&freed), device.driver().graphs().unwrap());
+        graphs.begin_capture(handle, xlog_driver::CaptureMode::Global).unwrap();
+        assert!(allocate().is_err());
+        assert!(pool_of.deallocate(freed).is_err());
+        assert_eq!(pool_of.block_state(id), BlockState::Retired);
+        graphs.end_capture(handle).unwrap();
+        pool_of.reap_completed().unwrap();
+        assert_eq!(pool_of.block_state(id), BlockState::Freed);
+
+        // Its next work has another stamp.
+        pool.stream.synchronize().unwrap();
+        let gate = pool.stream.hold().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert_eq!(pool_of.deallocate_with_state(&kept), Ok(BlockState::Freed)));
+        });
+        assert!(matches!(pool_of.deallocate(kept), Err(ResourceError::UseAfterFree { .. })));
+        let owner = pool_of.tracker.stream(pool.stream.id()).unwrap();
+        assert!(!owner.poll_freed(), "the stream is held");
+        gate.release();
+        pool.stream.synchronize().unwrap();
+        assert!(owner.poll_freed());
+        let counted = pool_of.statistics();
+        assert_eq!((counted.allocations, counted.deallocations), (3, 3));
+        assert_eq!((counted.live_blocks, counted.retired_blocks), (0, 0));
+        assert_eq!(counted.bytes_outstanding, 0);
     }
 }
 
