@@ -467,7 +467,7 @@ impl HandleSizes {
 fn larger_pool(bytes: u64) -> u64 {
     match bytes >> 20 {
         64..256 => 5,
-        256..512 => 2,
+        256..1024 => 2,
         _ => 1,
     }
 }
