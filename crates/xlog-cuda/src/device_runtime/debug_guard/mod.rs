@@ -39,8 +39,10 @@ pub use handle::GuardHandle;
 pub use post_mortem::{GuardPostMortem, NearbyBlock};
 pub use report::{DamageKind, FoundBy, GuardReport, Moment};
 
-/// The maximum time that the drop of a guard waits for the last checks.
+/// The time that the drop of a guard waits for the last checks, and the number of times that it looks at least: on a busy machine its
+/// thread may not run for that long.
 const LAST_CHECKS: Duration = Duration::from_secs(2);
+const LAST_LOOKS: u32 = 1000;
 
 /// Guards the blocks of the resource below.
 ///
@@ -184,12 +186,14 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
         let _ = self.check_all(FoundBy::Drop);
         let _ = self.flush();
         let until = Instant::now() + LAST_CHECKS;
-        while self.collect(false).is_ok() {
+        for look in 1.. {
+            let is_late = look > LAST_LOOKS && Instant::now() > until;
+            let is_collected = self.collect(false).is_ok();
             let is_done = {
                 let registry = self.registry.lock();
                 registry.pending.is_empty() && registry.unmapping.is_empty()
             };
-            if is_done || Instant::now() > until || is_lost() {
+            if !is_collected || is_done || is_late || is_lost() {
                 break;
             }
             std::thread::yield_now();
