@@ -6,8 +6,8 @@
 //!
 //! Each byte range keeps its last writes, the reads since then, and the allocation of its block. A write that is ordered after an entry
 //! replaces it, because happens-before is transitive. Only the next allocation replaces a free. Allocation and free count as writes of the
-//! whole block. Entries that raced stay, so that every partner of a race is reported. Memory that is mapped twice keeps entries for each
-//! mapping, because one of them may be unmapped.
+//! whole block. Entries that raced stay, so that every partner of a race is reported. Memory that is mapped twice keeps reads, writes and
+//! frees for each mapping, because one of them may be unmapped.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
@@ -133,7 +133,7 @@ impl Detector {
                 add(&mut partners, born, RaceKind::UseAcrossReuse, at, cell.end);
             }
             for entry in &cell.entries {
-                if let Some(kind) = conflict(entry, visit) {
+                if let Some(kind) = conflict(entry, visit, base) {
                     add(&mut partners, entry, kind, at, cell.end);
                 }
             }
@@ -196,6 +196,10 @@ impl Detector {
                 if end.what == Revoked::Mapping {
                     entry.base = None;
                 }
+            }
+            if end.what == Revoked::Mapping && cell.born.is_some() {
+                // Their memory belongs to a block that began in another mapping.
+                cell.entries.retain(|entry| entry.mode != Mode::Free || entry.base.is_some());
             }
         }
         let mut notices = Vec::new();
@@ -331,19 +335,20 @@ fn supersedes(visit: &Visit<'_>, base: u64, entry: &AccessEntry) -> bool {
         Mode::Write => entry.mode != Mode::Free,
         Mode::Alloc | Mode::Free => true,
     };
-    // Only reads and writes need their mapping: a block begins and ends in all mappings of its memory.
-    let is_block = matches!(entry.mode, Mode::Alloc | Mode::Free);
-    let same_base = is_block || entry.base.is_none_or(|theirs| theirs == base);
+    let same_base = entry.mode == Mode::Alloc || entry.base.is_none_or(|theirs| theirs == base);
     replaces && same_base && visit.clock.covers(entry.epoch)
 }
 
 /// Returns the kind of race between an earlier access and this one, if they race.
-fn conflict(entry: &AccessEntry, visit: &Visit<'_>) -> Option<RaceKind> {
+fn conflict(entry: &AccessEntry, visit: &Visit<'_>, base: u64) -> Option<RaceKind> {
     let ordered = visit.clock.covers(entry.epoch);
+    let same_base = entry.base.is_none_or(|theirs| theirs == base);
     match (entry.mode, visit.mode) {
         (Mode::Read, Mode::Read) => None,
-        // An access after the free is an error even if it is ordered after it.
-        (Mode::Free, Mode::Read | Mode::Write) => Some(RaceKind::UseAfterFree),
+        // An access after the free is an error even if it is ordered after it. Through another mapping the next block may have begun.
+        (Mode::Free, Mode::Read | Mode::Write) if same_base || !ordered => {
+            Some(RaceKind::UseAfterFree)
+        }
         // The earlier analysed access was queued after this allocation, so it meant the block that begins only now.
         (_, Mode::Alloc) if visit.meta.sequence < entry.meta.sequence => {
             Some(RaceKind::UseBeforeAllocation)

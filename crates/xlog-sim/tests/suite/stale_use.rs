@@ -274,6 +274,32 @@ fn a_mapping_in_use_is_not_hidden_by_later_work_through_another() {
 }
 
 #[test]
+fn a_block_that_ended_in_one_mapping_is_not_used_there_although_the_next_one_began_in_another() {
+    for late in [false, true] {
+        for device in devices() {
+            let stream = device.stream_create(0).unwrap();
+            let (one, other, unit) = alias(&device);
+            device.begin_range(one, unit, stream, "first").unwrap();
+            device.end_range(one, unit, stream).unwrap();
+            device.begin_range(other, unit, stream, "second").unwrap();
+            memset(&device, other, 1, unit, stream);
+            if late {
+                memset(&device, one, 2, unit, stream);
+            }
+            let _ = device.stream_synchronize(stream);
+            let kinds: Vec<_> = device.races().iter().map(|race| race.kind).collect();
+            assert_eq!(kinds.contains(&RaceKind::UseAfterFree), late, "{kinds:?}");
+            if !late {
+                // SAFETY: the host has seen all work complete.
+                unsafe { device.unmap(one, unit) }.unwrap();
+                memset(&device, other, 3, unit, stream);
+                device.stream_synchronize(stream).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn a_block_that_ended_in_one_mapping_may_begin_in_another_if_it_is_ordered_after_the_end() {
     for ordered in [false, true] {
         for device in devices() {

@@ -3,7 +3,7 @@
 //! Growing takes about [`HANDLE_COST`] for each handle, and a request waits at most that long. If the work completes, its
 //! memory serves the request and the pool does not grow; otherwise the request takes twice as long. There is no wait for
 //! small requests, nor in a pool that cannot grow, prefers queued waits over growth, or must not depend on timing. Nor is there
-//! one for free memory of the requesting stream, which a remap takes at any time.
+//! one for free memory of the requesting stream if it can be remapped, because a remap takes it at any time.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -38,12 +38,13 @@ impl SlowPath<'_> {
         if self.size <= MAX_TRANSFER || !pool.config.reuse.opportunistic || !self.may_grow() {
             return false;
         }
-        // Only a deferred free makes a wait for the own stream useful.
         let has_deferred = pool.deferred_frees.has_deferred();
-        let own = self.owner.clock().slot();
+        // A wait for it is of use only for deferred frees.
+        let ready_slot = pool.reserve.segments.can_move().then(|| self.owner.clock().slot());
         let streams = || {
             let all = pool.arenas.with_streams(&pool.tracker);
-            all.filter(|(slot, ..)| has_deferred || *slot != own).map(|(.., stream)| stream)
+            all.filter(|(slot, ..)| has_deferred || Some(*slot) != ready_slot)
+                .map(|(.., stream)| stream)
         };
         let is_complete = |stream: &RawStream| {
             stream.clock().is_complete(stream.clock().now()) || stream.poll_freed()
@@ -51,7 +52,7 @@ impl SlowPath<'_> {
         if !has_deferred && streams().all(is_complete) || self.prefer_wait_over_growth() {
             return false;
         }
-        let free = self.free_by_readiness();
+        let free = self.free_by_readiness(ready_slot);
         if free.ready >= self.size || free.pending < self.size / MIN_PENDING {
             return false;
         }
@@ -72,14 +73,15 @@ impl SlowPath<'_> {
         true
     }
 
-    fn free_by_readiness(&self) -> FreeBytes {
-        let (pool, own) = (self.pool, self.owner.clock().slot());
+    /// All memory of `ready_slot` is ready.
+    fn free_by_readiness(&self, ready_slot: Option<u32>) -> FreeBytes {
+        let pool = self.pool;
         let ready = pool.reserve.with_shared_free(|tlsf| tlsf.free_bytes());
         let mut free = FreeBytes { ready, pending: 0 };
         pool.arenas.scan(|slot, arena| {
             let Some(stream) = pool.tracker.streams.at(slot) else { return };
             for range in arena.tlsf.ranges() {
-                let bytes = match slot == own || is_idle(&range, stream) {
+                let bytes = match Some(slot) == ready_slot || is_idle(&range, stream) {
                     true => &mut free.ready,
                     false => &mut free.pending,
                 };

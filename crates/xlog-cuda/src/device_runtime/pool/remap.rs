@@ -12,8 +12,8 @@
 //! Invariants:
 //! - A handle of another stream moves only after the host has seen all work on it complete. `find_free` checks without locks;
 //!   `remove_free_in` checks again under the lock of the arena.
-//! - A handle of the requesting stream moves at any time, since the request follows its pending work. It is mapped at both
-//!   addresses until the host has seen that work complete (`unmap_left`).
+//! - A handle of the requesting stream moves at any time, since the request follows its pending work. It stays
+//!   mapped at the old address too until the host has seen that work complete (`unmap_left`).
 //! - `growing` is held, since the removed ranges belong to no arena.
 
 use super::arena::Suballocation;
@@ -29,7 +29,7 @@ use crate::stream::RawStream;
 
 /// Requests from this size on may move any number of handles.
 const VERY_LARGE: u64 = 256 << 20;
-/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms.
+/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms. No request unmaps more left addresses.
 const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes; a larger one
 /// extends any range.
@@ -93,7 +93,7 @@ impl SlowPath<'_> {
             return Ok(None);
         }
         let found = self.find_free();
-        pool.unmap_left();
+        pool.unmap_left(MAX_MOVED);
         if self.size < LARGE_REMAP {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
         }
@@ -196,7 +196,7 @@ impl SlowPath<'_> {
     pub(super) fn defragment(&self) -> ResourceResult<Option<Suballocation>> {
         let reserve = &self.pool.reserve;
         let _growing = reserve.growing();
-        self.pool.unmap_left();
+        self.pool.unmap_left(usize::MAX);
         let idle = self.pool.remove_idle();
         if idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
             reserve.insert_idle(&idle, &[]);

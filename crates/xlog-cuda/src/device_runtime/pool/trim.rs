@@ -55,7 +55,7 @@ impl PoolResource {
             self.arenas.flush(&self.tracker);
         }
         self.poll_streams();
-        self.unmap_left();
+        self.unmap_left(usize::MAX);
         let idle = self.remove_idle();
         let maximum = trim.unneeded.map_or(u64::MAX, |unneeded| self.releasable(&idle, unneeded));
         let (gone, outcome) = self.reserve.segments.release(&idle.spans, excess.min(maximum));
@@ -101,9 +101,9 @@ impl PoolResource {
         }
     }
 
-    /// Unmaps the addresses that remapped handles have left, where the host has seen all work complete.
-    pub(super) fn unmap_left(&self) {
-        self.reserve.segments.unmap_left(&|work| {
+    /// Unmaps at most `most` of the addresses that remapped handles have left, where the host has seen all work complete.
+    pub(super) fn unmap_left(&self, most: usize) {
+        self.reserve.segments.unmap_left(most, &|work| {
             let stream = self.tracker.streams.at(work.slot);
             stream.is_some_and(|stream| stream.clock().is_complete(work.stamp))
         });

@@ -151,7 +151,8 @@ pub(crate) trait Segments: Send + Sync {
 
     /// Returns whole segments inside one of `idle` to the device, the highest first and at most `bytes` in all.
     ///
-    /// No work is pending on `idle`, and no block lies there. The first result lists the spans that are gone, by
+    /// No work is pending on `idle`, and no block lies there. A segment that is still mapped at an address that it has left is
+    /// kept. The first result lists the spans that are gone, by
     /// address. A segment that the driver refuses to take back is kept; the second result is the first such failure.
     fn release(&self, idle: &[Span], bytes: u64) -> (Vec<Span>, ResourceResult<()>);
 
@@ -180,8 +181,9 @@ pub(crate) trait Segments: Send + Sync {
         (None, Vec::new(), Ok(()))
     }
 
-    /// Unmaps the addresses that remapped segments have left, where `is_complete` says that the host has seen the work complete.
-    fn unmap_left(&self, _is_complete: &dyn Fn(LastWork) -> bool) {}
+    /// Unmaps at most `most` of the addresses that remapped segments have left, where `is_complete` says that the host has seen the
+    /// work complete.
+    fn unmap_left(&self, _most: usize, _is_complete: &dyn Fn(LastWork) -> bool) {}
 
     /// Whether [`defragment`](Self::defragment) can remap memory.
     fn can_move(&self) -> bool {

@@ -5,7 +5,7 @@
 //! - `stranded`: mapped at addresses unknown to the pool, because an undo could not unmap it;
 //! - `loose`: without an address, because it could not be destroyed.
 //!
-//! A sweep retries to unmap and destroy the last two. A handle in `handles` may be mapped a second time, at addresses in `left`.
+//! A sweep retries to unmap and destroy the last two. A handle in `handles` may also be mapped at addresses in `left`.
 
 use std::collections::BTreeMap;
 
@@ -204,19 +204,23 @@ impl State {
         }
     }
 
-    /// Unmaps left addresses without pending work. One that the driver refuses is kept for the next call.
+    /// Unmaps at most `most` left addresses, without pending work and the oldest first. One that the driver refuses is kept for the
+    /// next call.
     pub(super) fn unmap_left(
         &mut self,
         memory: &dyn VirtualMemory,
+        mut most: usize,
         is_complete: &dyn Fn(LastWork) -> bool,
     ) {
         let Self { left, addresses, .. } = self;
         left.retain(|LeftMapping { span, last_work, memory: handle }| {
             let handle = PhysicalHandle { bytes: span.bytes, memory: *handle };
-            let is_unmapped =
-                last_work.is_none_or(is_complete) && unmap(memory, span.ptr, handle).is_ok();
+            let is_unmapped = most > 0
+                && last_work.is_none_or(is_complete)
+                && unmap(memory, span.ptr, handle).is_ok();
             if is_unmapped {
                 addresses.free(span.ptr, span.bytes);
+                most -= 1;
             }
             !is_unmapped
         });
@@ -246,7 +250,7 @@ impl State {
 
     /// Unmaps and destroys what an earlier failure left behind; returns the number of released bytes.
     pub(super) fn sweep(&mut self, memory: &dyn VirtualMemory) -> (u64, ResourceResult<()>) {
-        self.unmap_left(memory, &|_| false);
+        self.unmap_left(memory, usize::MAX, &|_| false);
         let mut outcome = Ok(());
         for (ptr, handle) in std::mem::take(&mut self.stranded) {
             match unmap(memory, ptr, handle) {
