@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use xlog_cuda::device_runtime::{
-    Access, AllocRequest, BlockId, BlockState, BudgetHandle, DeviceMemoryResource, MIN_ALIGN,
-    PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, SegmentRange, SegmentWatcher,
+    Access, AllocRequest, AllocTag, BlockId, BlockState, BudgetHandle, DeviceMemoryResource,
+    MIN_ALIGN, PhysicalCap, PhysicalMeter, ResourceError, ResourceResult, SegmentRange,
+    SegmentWatcher, StreamId,
 };
 
 use crate::fixture::{Fixture, Stop, TAG, ensure};
@@ -280,6 +281,12 @@ pub(crate) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
         BYTES => Ok(()),
         _ => Err(lost("reserve_budget", &format!("{held} bytes were set aside of {BYTES}"))),
     }
+}
+
+pub(crate) fn log_refusal(fixture: &Fixture) -> Result<(), Stop> {
+    let request = AllocRequest::new(BYTES, StreamId::DEFAULT, AllocTag("refused"));
+    let error = ResourceError::OutOfBudget { requested: BYTES, remaining: 0 };
+    reaches(fixture, &["log_refusal"], || Ok(fixture.resource.log_refusal(request, &error)))
 }
 
 pub(crate) fn allocate_request_reserved(fixture: &Fixture) -> Result<(), Stop> {

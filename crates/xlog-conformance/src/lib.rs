@@ -124,7 +124,7 @@ const OF_DECORATORS: &[Check] = checks! {
         allocate_request, charge_for, home,
         statistics, trim, trim_under_pressure, return_idle, on_growth, meter_physical, cap_physical, watch_segments, physical_bytes,
         memory_use, free_space, places_blocks, reserve_budget,
-        allocate_request_reserved;
+        allocate_request_reserved, log_refusal;
 };
 
 /// The suite for one way to build a resource.

@@ -10,7 +10,7 @@ use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
     Access, AllocRequest, AllocTag, AsyncCudaResource, BlockId, BlockState, BudgetHandle,
     BudgetReservation, DeviceBlock, DeviceMemoryResource, FreeSpace, GlobalDeviceBudget,
-    GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceHome, ResourceResult,
+    GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult,
     ResourceStatistics, SegmentWatcher, StreamId, StreamPool,
 };
 use xlog_cuda::driver::sync::Mutex;
@@ -171,5 +171,8 @@ impl DeviceMemoryResource for Probe {
     }
     fn reserve_budget(&self, bytes: usize) -> ResourceResult<Option<BudgetReservation>> {
         self.noted("reserve_budget").reserve_budget(bytes)
+    }
+    fn log_refusal(&self, _request: AllocRequest, _error: &ResourceError) {
+        self.calls.note("log_refusal");
     }
 }

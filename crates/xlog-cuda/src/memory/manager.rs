@@ -172,6 +172,11 @@ impl GpuMemoryManager {
             let limit = self.account.limit().unwrap_or(usize::MAX);
             let held = limit.saturating_sub(self.account.remaining());
             self.runtime.report_manager(&error, asked, limit, held);
+            let request = AllocRequest::new(asked.bytes, asked.stream, asked.tag);
+            let _ = self.runtime.allocate_at(asked.site, |resource| {
+                resource.log_refusal(request, &error);
+                Ok(())
+            });
             error.into()
         })
     }

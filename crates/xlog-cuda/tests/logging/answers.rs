@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use crate::support::{Directory, KEYS, ROWS};
 use xlog_cuda::device_runtime::{
-    AsyncCudaResource, BlockId, BlockState, DeviceMemoryResource, GlobalDeviceBudget, InMemorySink,
-    LogAction, LogRecord, LogResult, LoggingResource, RuntimeConfig, ServedBy, StreamId,
-    StreamPool, XlogDeviceRuntime,
+    AsyncCudaResource, BlockId, BlockState, CaptureOptions, DeviceMemoryResource,
+    GlobalDeviceBudget, InMemorySink, LogAction, LogRecord, LogResult, LoggingResource,
+    RuntimeConfig, ServedBy, StreamId, StreamPool, XlogDeviceRuntime,
 };
 use xlog_cuda::sim::{Call, Fault};
 use xlog_cuda::{CudaDevice, GpuMemoryManager};
@@ -63,6 +63,41 @@ fn what_the_budget_refuses_is_in_the_log_with_kind_and_numbers() {
     }
     let summary = Summary::of(&mut Reader::open(&file).unwrap()).unwrap();
     assert_eq!((summary.total.failures, summary.total.live_blocks), (3, 0));
+}
+
+#[test]
+fn what_a_manager_or_a_capture_refuses_is_in_the_log_too() {
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    let streams = Arc::new(StreamPool::with_defaults(Arc::clone(&device)));
+    let sink = Arc::new(InMemorySink::new());
+    let inner = AsyncCudaResource::new(Arc::clone(&device), 0, Arc::clone(&streams));
+    let log = LoggingResource::new(Box::new(inner), sink.clone());
+    let runtime = Arc::new(XlogDeviceRuntime::with_resource(device, 0, streams, Box::new(log)));
+
+    let manager = GpuMemoryManager::with_runtime(Arc::clone(&runtime));
+    let small = manager.clone().with_limit(4 * KIB);
+    small.alloc::<u8>(5 * KIB).unwrap_err();
+    small.reserve_bytes(6 * KIB).unwrap_err();
+    let options = CaptureOptions::default().with_limit(2048 * KIB);
+    let graph = runtime.capture_with(STREAM, &options, |scope| {
+        runtime.allocate(4096 * KIB, scope.id(), KEYS).unwrap_err();
+        Ok(())
+    });
+    drop(graph.unwrap());
+
+    let refused = |record: &LogRecord| match &record.result {
+        LogResult::Err { kind, .. } => Some((record.bytes?, record.stream_id, *kind)),
+        LogResult::Ok => None,
+    };
+    assert_eq!(
+        sink.snapshot().iter().filter_map(refused).collect::<Vec<_>>(),
+        [
+            (5 * KIB, Some(STREAM), "out_of_budget"),
+            (6 * KIB, Some(STREAM), "out_of_budget"),
+            (4096 * KIB, Some(STREAM), "capture"),
+        ]
+    );
+    assert!(sink.snapshot()[0].site.is_some());
 }
 
 fn said(log: &[LogRecord]) -> Vec<(LogAction, bool, Option<u64>)> {

@@ -233,16 +233,17 @@ impl Arena {
         Ok(())
     }
 
-    /// Keeps a block from outside that was freed on a stream of the capture, until the capture ends.
-    pub(super) fn defer_free(&self, block: DeviceBlock) -> ResourceResult<()> {
+    /// Keeps a block from outside that was freed on a stream of the capture, until the capture ends. Returns the block if it has ended.
+    pub(super) fn defer_free(&self, block: DeviceBlock) -> ResourceResult<Option<DeviceBlock>> {
         let mut state = self.state.lock();
         let generation = block.generation;
         match &mut state.open {
+            None => Ok(Some(block)),
             Some(open) if open.frees.iter().all(|known| known.generation != generation) => {
                 open.frees.push(block);
-                Ok(())
+                Ok(None)
             }
-            _ => Err(ResourceError::UseAfterFree { generation }),
+            Some(_) => Err(ResourceError::UseAfterFree { generation }),
         }
     }
 

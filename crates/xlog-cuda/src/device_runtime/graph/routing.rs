@@ -15,6 +15,15 @@ use crate::device_runtime::resource::{
     ResourceError, ResourceResult, StreamId,
 };
 
+impl GraphRegistry {
+    /// Logs a request that a capture refused. What the resource refused is in the log already.
+    fn log_own_refusal(&self, request: AllocRequest, error: &ResourceError) {
+        if matches!(error, ResourceError::Capture(_) | ResourceError::InvalidRequest { .. }) {
+            self.inner.log_refusal(request, error);
+        }
+    }
+}
+
 impl DeviceMemoryResource for GraphRegistry {
     fn allocate(
         &self,
@@ -22,13 +31,7 @@ impl DeviceMemoryResource for GraphRegistry {
         stream: StreamId,
         tag: AllocTag,
     ) -> ResourceResult<DeviceBlock> {
-        self.sweep();
-        match self.capture_of(stream)? {
-            Some(capture) => {
-                self.allocate_captured(&capture, AllocRequest::new(bytes, stream, tag))
-            }
-            None => self.inner.allocate(bytes, stream, tag),
-        }
+        self.allocate_request(AllocRequest::new(bytes, stream, tag), None)
     }
 
     // The arena is charged to the budget, so a block inside it needs no reservation.
@@ -38,8 +41,12 @@ impl DeviceMemoryResource for GraphRegistry {
         reservation: Option<&mut BudgetReservation>,
     ) -> ResourceResult<DeviceBlock> {
         self.sweep();
-        match self.capture_of(request.stream)?.filter(|_| request.align.is_power_of_two()) {
-            Some(capture) => self.allocate_captured(&capture, request),
+        let capture = self.capture_of(request.stream);
+        let capture = capture.inspect_err(|error| self.log_own_refusal(request, error))?;
+        match capture.filter(|_| request.align.is_power_of_two()) {
+            Some(capture) => self
+                .allocate_captured(&capture, request)
+                .inspect_err(|error| self.log_own_refusal(request, error)),
             None => self.inner.allocate_request(request, reservation),
         }
     }
@@ -53,12 +60,17 @@ impl DeviceMemoryResource for GraphRegistry {
             }
             return Ok(());
         }
-        match self.capture_of_member(block.alloc_stream) {
-            Some(capture) if self.inner.block_state(id) == BlockState::Live => {
-                capture.arena.defer_free(block)
+        let mut block = block;
+        while let Some(capture) = self.capture_of_member(block.alloc_stream)
+            && self.inner.block_state(id) == BlockState::Live
+        {
+            match capture.arena.defer_free(block)? {
+                // The stream may be in another capture by now.
+                Some(returned) => block = returned,
+                None => return Ok(()),
             }
-            _ => self.inner.deallocate(block),
         }
+        self.inner.deallocate(block)
     }
 
     fn device_ordinal(&self) -> u32 {

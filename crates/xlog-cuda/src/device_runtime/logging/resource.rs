@@ -400,6 +400,11 @@ impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResource<R> {
         }
         result
     }
+
+    fn log_refusal(&self, request: AllocRequest, error: &ResourceError) {
+        self.log_allocation(Call::ended(clock::now()), request, Err(error));
+        self.inner.log_refusal(request, error);
+    }
 }
 
 impl<R: DeviceMemoryResource> fmt::Debug for LoggingResource<R> {

@@ -345,6 +345,13 @@ pub trait DeviceMemoryResource: Send + Sync {
             }),
         }
     }
+
+    /// Logs a request that a layer above this resource refused, such as the limit of a memory manager.
+    fn log_refusal(&self, request: AllocRequest, error: &ResourceError) {
+        if let Some(inner) = self.inner_resource() {
+            inner.log_refusal(request, error);
+        }
+    }
 }
 
 /// Finishes several uses one by one. Returns the first error.
