@@ -133,7 +133,7 @@ impl Detector {
                 add(&mut partners, born, RaceKind::UseAcrossReuse, at, cell.end);
             }
             for entry in &cell.entries {
-                if let Some(kind) = conflict(entry, visit, base) {
+                if let Some(kind) = conflict(entry, visit, base, cell.born.is_some()) {
                     add(&mut partners, entry, kind, at, cell.end);
                 }
             }
@@ -196,10 +196,6 @@ impl Detector {
                 if end.what == Revoked::Mapping {
                     entry.base = None;
                 }
-            }
-            if end.what == Revoked::Mapping && cell.born.is_some() {
-                // Their memory belongs to a block that began in another mapping.
-                cell.entries.retain(|entry| entry.mode != Mode::Free || entry.base.is_some());
             }
         }
         let mut notices = Vec::new();
@@ -339,14 +335,15 @@ fn supersedes(visit: &Visit<'_>, base: u64, entry: &AccessEntry) -> bool {
     replaces && same_base && visit.clock.covers(entry.epoch)
 }
 
-/// Returns the kind of race between an earlier access and this one, if they race.
-fn conflict(entry: &AccessEntry, visit: &Visit<'_>, base: u64) -> Option<RaceKind> {
+/// Returns the kind of race between an earlier access and this one, if they race. `is_born` tells that a block occupies the bytes.
+fn conflict(entry: &AccessEntry, visit: &Visit<'_>, base: u64, is_born: bool) -> Option<RaceKind> {
     let ordered = visit.clock.covers(entry.epoch);
-    let same_base = entry.base.is_none_or(|theirs| theirs == base);
     match (entry.mode, visit.mode) {
         (Mode::Read, Mode::Read) => None,
-        // An access after the free is an error even if it is ordered after it. Through another mapping the next block may have begun.
-        (Mode::Free, Mode::Read | Mode::Write) if same_base || !ordered => {
+        // An access after the free is an error even if it is ordered after it, unless the next block has begun in another mapping.
+        (Mode::Free, Mode::Read | Mode::Write)
+            if !ordered || !is_born || entry.base == Some(base) =>
+        {
             Some(RaceKind::UseAfterFree)
         }
         // The earlier analysed access was queued after this allocation, so it meant the block that begins only now.

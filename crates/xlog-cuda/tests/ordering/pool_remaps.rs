@@ -135,6 +135,72 @@ fn memory_with_pending_work_is_remapped_for_its_own_stream_and_goes_back_once_th
     });
 }
 
+/// Allocates `handles` blocks of a handle each, queues work on them, and frees all but one in `kept`. Returns the others.
+fn pending_handles(
+    rig: &Rig,
+    stream: &StreamLease,
+    handles: usize,
+    kept: usize,
+) -> Vec<DeviceBlock> {
+    let blocks: Vec<_> = (0..handles).map(|_| rig.allocate(2 * MIB, stream)).collect();
+    let mut live = Vec::new();
+    for (at, block) in blocks.into_iter().enumerate() {
+        fill(stream, block.ptr, 1, 2 * MIB);
+        match at % kept {
+            0 => live.push(block),
+            _ => rig.pool.deallocate(block).unwrap(),
+        }
+    }
+    live
+}
+
+#[test]
+fn pending_handles_of_its_stream_serve_a_request_without_a_wait_where_the_pool_cannot_grow() {
+    let sim = SimDevice::open(SimConfig::default()).unwrap();
+    let device = Arc::new(CudaDevice::from_driver(sim.clone()));
+    let rig = rig(&device, scarce(160 * MIB));
+    let [one] = rig.leases();
+    let gate = WatchedGate::new(one.hold().unwrap());
+    let live = pending_handles(&rig, &one, 80, 2);
+    // More handles than a pool that may grow would move.
+    let whole = rig.allocate(76 * MIB, &one);
+    fill(&one, whole.ptr, 2, 76 * MIB);
+    assert_eq!(sim.faults().calls(Call::EventSynchronize), 0, "it waited for its own stream");
+    gate.release();
+    assert_all(&read(&one, whole.ptr, 76 * MIB).unwrap(), 2);
+    for block in live.into_iter().chain([whole]) {
+        rig.pool.deallocate(block).unwrap();
+    }
+    rig.empty();
+    assert!(device.races().is_empty(), "{:?}", device.races());
+}
+
+#[test]
+fn very_large_requests_unmap_as_many_left_addresses_as_they_moved_handles() {
+    let sim = SimDevice::open(SimConfig::default()).unwrap();
+    let device = Arc::new(CudaDevice::from_driver(sim.clone()));
+    let rig = rig(&device, PoolConfig::default());
+    let [one] = rig.leases();
+    let gate = WatchedGate::new(one.hold().unwrap());
+    let mut live = pending_handles(&rig, &one, 192, 8);
+    let whole = rig.allocate(288 * MIB, &one);
+    rig.pool.deallocate(whole).unwrap();
+    gate.release();
+    one.synchronize().unwrap();
+    let unmapped = || sim.faults().calls(Call::Unmap);
+    let before = unmapped();
+    live.push(rig.allocate(296 * MIB, &one));
+    assert!(
+        unmapped() - before > 100,
+        "{} of the addresses that the first left",
+        unmapped() - before
+    );
+    for block in live {
+        rig.pool.deallocate(block).unwrap();
+    }
+    rig.empty();
+}
+
 #[test]
 fn a_handle_with_pending_work_of_another_stream_is_not_remapped() {
     for_each_seam(|device| {

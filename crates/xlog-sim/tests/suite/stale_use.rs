@@ -300,6 +300,23 @@ fn a_block_that_ended_in_one_mapping_is_not_used_there_although_the_next_one_beg
 }
 
 #[test]
+fn what_a_block_leaves_of_another_mapping_is_not_its_own() {
+    for device in devices() {
+        let stream = device.stream_create(0).unwrap();
+        let (one, other, unit) = alias(&device);
+        device.begin_range(one, unit, stream, "first").unwrap();
+        device.end_range(one, unit, stream).unwrap();
+        device.begin_range(other, unit / 2, stream, "second").unwrap();
+        memset(&device, other, 1, unit / 2, stream);
+        device.stream_synchronize(stream).unwrap();
+        memset(&device, other, 2, unit, stream);
+        let _ = device.stream_synchronize(stream);
+        let kinds: Vec<_> = device.races().iter().map(|race| race.kind).collect();
+        assert_eq!(kinds, [RaceKind::UseAfterFree]);
+    }
+}
+
+#[test]
 fn a_block_that_ended_in_one_mapping_may_begin_in_another_if_it_is_ordered_after_the_end() {
     for ordered in [false, true] {
         for device in devices() {

@@ -29,7 +29,7 @@ use crate::stream::RawStream;
 
 /// Requests from this size on may move any number of handles.
 const VERY_LARGE: u64 = 256 << 20;
-/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms. No request unmaps more left addresses.
+/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms, and of left addresses that it unmaps.
 const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes; a larger one
 /// extends any range.
@@ -61,6 +61,8 @@ struct FreeSpans {
     idle: IdleMemory,
     /// Of the requesting stream, with pending work.
     pending: Vec<Span>,
+    /// The stamp that covers that work; 0 if there is none.
+    stamp: u64,
 }
 
 impl SlowPath<'_> {
@@ -93,7 +95,7 @@ impl SlowPath<'_> {
             return Ok(None);
         }
         let found = self.find_free();
-        pool.unmap_left(MAX_MOVED);
+        pool.unmap_left(self.max_moved());
         if self.size < LARGE_REMAP {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
         }
@@ -127,8 +129,7 @@ impl SlowPath<'_> {
         growth: &mut Growth,
     ) -> Option<(SpanRequest, Vec<Span>)> {
         let segments = &self.pool.reserve.segments;
-        let moving =
-            self.span_request(if self.size >= VERY_LARGE { usize::MAX } else { MAX_MOVED });
+        let moving = self.span_request(self.max_moved());
         let plan = segments.plan(self.free_memory(free), moving)?;
         let is_worth_it = plan.fresh <= self.size - self.minimum_free();
         if is_worth_it && !self.decline_once(plan.handles) && self.pay_credits(growth, plan.handles)
@@ -175,10 +176,12 @@ impl SlowPath<'_> {
         prefers
     }
 
+    fn max_moved(&self) -> usize {
+        if self.size >= VERY_LARGE { usize::MAX } else { MAX_MOVED }
+    }
+
     fn free_memory<'a>(&self, free: &'a FreeSpans) -> FreeMemory<'a> {
-        // It covers all work of the stream so far.
-        let stamp = if free.pending.is_empty() { 0 } else { self.owner.stamp_free() };
-        let last_work = LastWork { slot: self.owner.clock().slot(), stamp };
+        let last_work = LastWork { slot: self.owner.clock().slot(), stamp: free.stamp };
         FreeMemory { idle: &free.idle.spans, pending: &free.pending, last_work }
     }
 
@@ -192,18 +195,19 @@ impl SlowPath<'_> {
         free > self.pool.reserve.segments.reserved() / MUCH_FREE
     }
 
-    /// Remaps completely free handles, small ranges included. The last resort of a pool that cannot grow.
+    /// Remaps any number of completely free handles, small ranges included. The last resort of a pool that cannot grow.
     pub(super) fn defragment(&self) -> ResourceResult<Option<Suballocation>> {
-        let reserve = &self.pool.reserve;
-        let _growing = reserve.growing();
+        let _growing = self.pool.reserve.growing();
         self.pool.unmap_left(usize::MAX);
-        let idle = self.pool.remove_idle();
-        if idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
-            reserve.insert_idle(&idle, &[]);
+        let free = self.remove_free_in(&self.find_free(), &[Span { ptr: 0, bytes: u64::MAX }]);
+        if free.idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
+            self.put_back_free(&free, &[]);
             return Ok(self.allocate_shared_free());
         }
-        let free = FreeSpans { idle, pending: Vec::new() };
-        self.remap_free(&free, self.span_request(usize::MAX), ServedBy::Grown)
+        match self.remap_free(&free, self.span_request(usize::MAX), ServedBy::Grown) {
+            Err(error) if is_full(&error) => Ok(None),
+            outcome => outcome,
+        }
     }
 
     /// Remaps `free`, which belongs to no arena, into a range for the request.
@@ -221,10 +225,7 @@ impl SlowPath<'_> {
         let Some(span) = span else { return Ok(self.allocate_shared_free()) };
         // Its fresh handles, if it has any.
         self.has_grown.set(true);
-        let mut range = self.fresh(span);
-        if !free.pending.is_empty() {
-            range.stamp = self.owner.stamp_free();
-        }
+        let range = Range { stamp: free.stamp, ..self.fresh(span) };
         Ok(self.insert_and_allocate(range, source))
     }
 
@@ -232,9 +233,7 @@ impl SlowPath<'_> {
     fn put_back_free(&self, free: &FreeSpans, gone: &[Span]) {
         self.pool.reserve.insert_idle(&free.idle, gone);
         for span in free.pending.iter().flat_map(|span| span.without(gone)) {
-            // A stamp that covers all work of the stream so far.
-            let stamp = self.owner.stamp_free();
-            let range = Range { ptr: span.ptr, bytes: span.bytes, stamp };
+            let range = Range { ptr: span.ptr, bytes: span.bytes, stamp: free.stamp };
             self.arena.with(|arena| arena.insert(range));
         }
     }
@@ -243,13 +242,17 @@ impl SlowPath<'_> {
     fn by_completion(&self, found: impl Iterator<Item = OwnedRange>) -> FreeSpans {
         let own = Some(self.owner.clock().slot());
         let (mut idle, mut pending) = (Vec::with_capacity(found.size_hint().0), Vec::new());
+        let mut stamp = 0;
         for part in found {
-            let is_pending = part.slot == own && !is_idle(&part.range, self.owner);
-            let spans = if is_pending { &mut pending } else { &mut idle };
-            spans.push(part.range.into());
+            if part.slot == own && !is_idle(&part.range, self.owner) {
+                stamp = stamp.max(part.range.stamp);
+                pending.push(part.range.into());
+            } else {
+                idle.push(part.range.into());
+            }
         }
         let idle = IdleMemory { spans: coalesce(idle), unneeded: 0 };
-        FreeSpans { idle, pending: coalesce(pending) }
+        FreeSpans { idle, pending: coalesce(pending), stamp }
     }
 
     /// Returns the smallest spans that hold the request, by address: several, so that the next requests need no search.

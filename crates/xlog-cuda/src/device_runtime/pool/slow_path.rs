@@ -187,13 +187,18 @@ impl SlowPath<'_> {
                 return Ok(Some(suballocation));
             }
         }
-        self.synchronize_streams()?;
-        match self.defragment() {
-            Err(error) if is_full(&error) => {}
-            Ok(None) => {}
-            other => return other,
+        let can_move = pool.reserve.segments.can_move();
+        if can_move
+            && pool.config.reuse.opportunistic
+            && let Some(suballocation) = self.defragment()?
+        {
+            return Ok(Some(suballocation));
         }
-        if pool.reserve.segments.can_move() {
+        self.synchronize_streams()?;
+        if let Some(suballocation) = self.defragment()? {
+            return Ok(Some(suballocation));
+        }
+        if can_move {
             return Ok(None);
         }
         // Segments that cannot be remapped are returned to the device, and taken again as one range.

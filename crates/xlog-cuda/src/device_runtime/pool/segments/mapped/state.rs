@@ -7,7 +7,7 @@
 //!
 //! A sweep retries to unmap and destroy the last two. A handle in `handles` may also be mapped at addresses in `left`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory};
 
@@ -78,10 +78,10 @@ impl State {
     /// Returns the handles inside one of `idle` that have no second mapping, by address. Only they can be returned.
     pub(super) fn returnable(&self, idle: &[Span]) -> Vec<Span> {
         let mut found = self.inside(idle);
-        if !self.left.is_empty() {
+        let left: HashSet<MemoryHandle> = self.left.iter().map(|left| left.memory).collect();
+        if !left.is_empty() {
             found.retain(|span| {
-                let memory = self.handles.get(&span.ptr).map(|handle| handle.memory);
-                self.left.iter().all(|left| Some(left.memory) != memory)
+                self.handles.get(&span.ptr).is_some_and(|handle| !left.contains(&handle.memory))
             });
         }
         found
