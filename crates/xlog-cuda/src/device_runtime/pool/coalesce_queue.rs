@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_as_are_here_have_no_more_than_their_part() {
+    fn a_full_queue_stays_within_its_share_of_the_capacity() {
         for capacity in [0, UNIT, 16 << 20, (16 << 20) - 1, 1 << 40] {
             let maximum = (0..40).map(|shift| 1_u64 << shift).filter(|units| {
                 u32::try_from(*units).is_ok_and(|units| CoalesceQueue::accepts(units, capacity))
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_freed_is_in_bounds_beside_live_blocks_and_goes_back_to_the_device() {
+    fn queued_blocks_stay_within_the_limit_and_a_trim_returns_them() {
         // Without the race detector's hooks, so that blocks take the fast path.
         let sim = xlog_sim::SimDevice::open(Default::default()).unwrap();
         let device = Arc::new(CudaDevice::from_driver(sim));
