@@ -22,11 +22,12 @@ use xlog_cuda::device_runtime::{
 use xlog_cuda::sim::SimDevice;
 
 const TAG: AllocTag = AllocTag("hot");
-const PATHS: [&str; 17] = [
+const PATHS: [&str; 18] = [
     "pool-pair-1KiB",
     "pool-pair-64MiB",
     "pool-pair-varied",
     "pool-random-4MiB",
+    "pool-16-streams-4MiB",
     "budget-pool-pair-1KiB",
     "async-pair-1KiB",
     "own-stream-use",
@@ -44,8 +45,9 @@ const PATHS: [&str; 17] = [
 
 type Resource = Box<dyn DeviceMemoryResource + Send + Sync>;
 
-/// Like RMM's random allocations; a count is a step: mostly more blocks at first, then as many as fit, at last none.
-fn random(resource: &Resource, stream: StreamId, count: usize, largest: u64) {
+/// Like RMM's random allocations, on each stream in turn; a count is a step: mostly more blocks at first, then as many as fit, at last
+/// none.
+fn random(resource: &Resource, streams: &[StreamId], count: usize, largest: u64) {
     const CAP: u64 = 4 << 30;
     let mut state = 1_u64;
     let mut draw = |below: u64| {
@@ -57,6 +59,7 @@ fn random(resource: &Resource, stream: StreamId, count: usize, largest: u64) {
         let size = 1 + draw(largest);
         let wants = draw(100) < 73 && 2 * allocated < count && bytes + size < CAP;
         if wants || live.is_empty() {
+            let stream = streams[allocated % streams.len()];
             live.push((size, resource.allocate(black_box(size as usize), stream, TAG).unwrap()));
             (bytes, allocated) = (bytes + size, allocated + 1);
         } else {
@@ -144,7 +147,12 @@ fn main() -> ExitCode {
         "pool-pair-64MiB" => pairs(&pool(), lease.id(), count, |_| 64 << 20),
         // Never the same size twice in a row, so the magazine does not serve it.
         "pool-pair-varied" => pairs(&pool(), lease.id(), count, |n| (8 << 20) + 256 * (n % 97)),
-        "pool-random-4MiB" => random(&pool(), lease.id(), count, 4 << 20),
+        "pool-random-4MiB" => random(&pool(), &[lease.id()], count, 4 << 20),
+        "pool-16-streams-4MiB" => {
+            let leases: Vec<_> = (1..16).map(|_| streams.lease().unwrap()).collect();
+            let all = leases.iter().chain([&lease]).map(|lease| lease.id()).collect::<Vec<_>>();
+            random(&pool(), &all, count, 4 << 20);
+        }
         "budget-pool-pair-1KiB" => {
             let budget: Resource = Box::new(GlobalDeviceBudget::new(pool(), 1 << 32));
             pairs(&budget, lease.id(), count, |_| 1 << 10);
