@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::scratch::{Scratch, bad, good, page, run, warned};
 use crate::support::{assert_refused, text, xlogmem};
-use xlog_trace::{Action, Format, Header, LogWriter, Names, Record};
+use xlog_trace::{Action, Format, Header, LogWriter, MAX_FRAMES, MAX_NAME_BYTES, Names, Record};
 
 /// Three allocations, two frees, one failure; one block is never freed.
 const RMM: &str = "Thread,Time,Action,Pointer,Size,Stream
@@ -451,9 +451,54 @@ fn too_many_live_blocks_are_refused_with_what_they_would_take() {
         &["report", &log, "-o", &page],
         &["diff", &log, &log],
         &["convert", &log, &scratch.path("out.json")],
+        &["convert", &log, &scratch.path("out.pickle")],
     ] {
         let output = limited("-v 120000", command).output().unwrap();
         assert_refused(&output, &["blocks are live", "MiB of memory", "leaks.xtrace"]);
     }
     assert_eq!(scratch.names(), ["leaks.xtrace"]);
+}
+
+/// Writes a log whose stacks share two long texts: formatted, its frames take hundreds of times its size.
+fn deep_stacks(path: &str) {
+    let mut names = Names::new();
+    let frames = ["a", "b"].map(|text| names.intern(&text.repeat(MAX_NAME_BYTES)));
+    let file = BufWriter::new(std::fs::File::create(path).unwrap());
+    let mut log = LogWriter::new(Format::Binary, &Header::new(), file);
+    for number in 1..=600_u64 {
+        let depth = 0..MAX_FRAMES as u32;
+        let stack: Vec<_> =
+            depth.map(|depth| frames[usize::from(number >> (depth % 60) & 1 == 1)]).collect();
+        let record = Record::new(Action::Allocate, 0, number, number)
+            .with_ptr(number << 8)
+            .with_bytes(256)
+            .with_stack(names.intern_stack(&stack));
+        log.write(&record, &names).unwrap();
+    }
+    drop(log.finish().unwrap());
+}
+
+#[test]
+fn stacks_that_share_their_texts_take_the_memory_of_one() {
+    let scratch = Scratch::new("stacks");
+    let log = scratch.path("stacks.xtrace");
+    deep_stacks(&log);
+    assert!(std::fs::metadata(&log).unwrap().len() < 1 << 20);
+    let (page, pickle) = (scratch.path("page.html"), scratch.path("out.pickle"));
+    for command in [
+        &["summary", &log][..],
+        &["summary", &log, "--json"],
+        &["report", &log],
+        &["report", &log, "-o", &page],
+        &["diff", &log, &log],
+        &["convert", &log, &pickle],
+    ] {
+        // The texts of all frames take 157 MB.
+        let mut command_line = limited("-v 120000", command);
+        let output = command_line.stdout(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{command:?}: {}", text(&output.stderr));
+    }
+    for written in [&page, &pickle] {
+        assert!(std::fs::metadata(written).unwrap().len() < 1 << 20);
+    }
 }
