@@ -459,6 +459,18 @@ fn too_many_live_blocks_are_refused_with_what_they_would_take() {
     assert_eq!(scratch.names(), ["leaks.xtrace"]);
 }
 
+#[test]
+fn a_replay_without_memory_for_its_plan_is_refused_with_what_it_would_take() {
+    let scratch = Scratch::new("plan");
+    let log = scratch.path("leaks.xtrace");
+    leaks(std::fs::File::create(&log).unwrap());
+    for limit in ["-v 60000", "-v 70000", "-v 80000"] {
+        let command = ["replay", &log, "--device", "sim:1", "--mode", "threads"];
+        let output = limited(limit, &command).output().unwrap();
+        assert_refused(&output, &["MiB of memory", "leaks.xtrace"]);
+    }
+}
+
 /// Writes a log whose stacks share two long texts: formatted, its frames take hundreds of times its size.
 fn deep_stacks(path: &str) {
     let mut names = Names::new();
