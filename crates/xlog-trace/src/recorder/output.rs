@@ -89,7 +89,7 @@ impl Output {
             write_bytes: config.rotate_bytes.map_or(WRITE_BYTES, |size| WRITE_BYTES.min(size / 4)),
             rotate_bytes: config.rotate_bytes,
             keep_files: config.keep_files,
-            says_dropped: config.format == Format::Binary,
+            says_dropped: config.format != Format::RmmCsv,
             on_error: config.on_error.clone(),
             reported: false,
             counts: WriteCounts::default(),

@@ -392,12 +392,13 @@ fn limited(limit: &str, arguments: &[&str]) -> Command {
 #[test]
 fn a_run_says_how_many_records_of_its_log_are_missing() {
     let scratch = Scratch::new("full-disk");
-    for work in [
-        &["run", "handoff", "--rounds", "500"][..],
-        &["run", "churn", "--allocations", "5000"],
-        &["run", "join", "--rows", "2000", "--repeat", "40"],
+    for (work, format) in [
+        (&["run", "handoff", "--rounds", "500"][..], "xtrace"),
+        (&["run", "churn", "--allocations", "5000"], "xtrace"),
+        (&["run", "churn", "--allocations", "5000"], "csv"),
+        (&["run", "join", "--rows", "2000", "--repeat", "40"], "xtrace"),
     ] {
-        let log = scratch.path(&format!("{}.xtrace", work[1]));
+        let log = scratch.path(&format!("{}.{format}", work[1]));
         let arguments = [work, &["--device", "sim:1", "--log", &log]].concat();
         let whole = good(&arguments);
         assert_eq!(whole["log"]["dropped_records"], 0, "{work:?}");
@@ -423,6 +424,11 @@ fn a_run_says_how_many_records_of_its_log_are_missing() {
         let reading = &summary["reading"];
         let is_told = reading["not_closed"] == true || reading["dropped_by_writer"] != 0;
         assert!(is_told && reading["records"].as_u64().unwrap() < records, "{reading:#}");
+        if format == "csv" {
+            let [read, dropped] =
+                ["records", "dropped_by_writer"].map(|count| reading[count].as_u64().unwrap());
+            assert_eq!(read + dropped, records, "{reading:#}");
+        }
     }
 }
 
