@@ -10,6 +10,8 @@ use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
+use xlog_base::escape;
+
 use super::config::{OnError, RecorderConfig};
 use super::lock::LockedFile;
 use crate::encoder::{Encoder, Format, encoder};
@@ -253,7 +255,8 @@ impl Output {
                 // A failure to print this has no channel left.
                 OnError::Stderr => drop(writeln!(
                     io::stderr(),
-                    "xlog-trace: {text}; records are counted as dropped, this is said once"
+                    "xlog-trace: {}; records are counted as dropped, this is said once",
+                    escape::line(&text)
                 )),
             }
         }

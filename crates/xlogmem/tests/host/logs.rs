@@ -376,7 +376,7 @@ fn a_log_equals_itself_whatever_its_tags() {
 }
 
 /// The command in a shell with this limit, which fails calls instead of ending the process.
-fn limited(limit: &str, arguments: &[&str]) -> Command {
+pub(crate) fn limited(limit: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("trap '' XFSZ; ulimit {limit} && exec \"$0\" \"$@\"");
     command.args(["-c", &script]).arg(xlogmem().get_program()).args(arguments);
