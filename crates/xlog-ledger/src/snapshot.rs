@@ -1,10 +1,12 @@
 //! Snapshots of a ledger: the slots of all processes. For display and reports; no decision depends on them.
 //!
 //! The words are read one after another while their owners continue, so sums are approximate. Each process wrote its own name and id;
-//! control characters are replaced.
+//! characters that could control the terminal or reorder text are replaced.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use xlog_base::escape::is_unsafe;
 
 use crate::format::{
     ANSWER_NUMBER, ANSWER_PENDING, ANSWER_SIZE, ANSWERS, AT_ANSWERS, AT_ASKS, AT_LIMIT,
@@ -233,11 +235,11 @@ impl Quota {
     }
 }
 
-/// A stored name for display: up to the first zero, with control characters replaced.
+/// A stored name for display: up to the first zero, without characters that could control the terminal or reorder text.
 pub(crate) fn shown(name: &[u8]) -> String {
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(name);
-    text.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    text.chars().map(|letter| if is_unsafe(letter) { '?' } else { letter }).collect()
 }
 
 impl SlotTags {
@@ -259,6 +261,7 @@ mod tests {
     fn a_name_cannot_steer_a_terminal() {
         assert_eq!(shown(b"worker\0rest"), "worker");
         assert_eq!(shown(b"\x1b[2Jx\n"), "?[2Jx?");
+        assert_eq!(shown("a\u{202e}b\u{200b}".as_bytes()), "a?b?");
         assert_eq!(shown(&[0xff, b'a']), "\u{fffd}a");
         assert_eq!(shown(b""), "");
     }

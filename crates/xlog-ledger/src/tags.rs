@@ -26,7 +26,7 @@ const AGE_NANOS: u64 = 100_000_000;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TagUse {
-    /// The tag with control characters replaced; cut if it ends in an ellipsis.
+    /// The tag without characters that could control the terminal; cut if it ends in an ellipsis.
     pub tag: String,
     /// Bytes of its blocks, rounded up to [`UNIT`].
     pub bytes: u64,

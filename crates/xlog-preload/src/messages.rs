@@ -6,6 +6,8 @@ use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use xlog_base::escape;
+
 /// True once a panic has switched the library off.
 static IS_OFF: AtomicBool = AtomicBool::new(false);
 static SAID: AtomicU32 = AtomicU32::new(0);
@@ -30,7 +32,7 @@ pub(crate) fn say_once(kind: Kind, text: &str) {
     if SAID.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
         return;
     }
-    let line = format!("xlogmem exec: process {}: {text}\n", std::process::id());
+    let line = format!("xlogmem exec: process {}: {}\n", std::process::id(), escape::line(text));
     // SAFETY: the pointer and the length are those of a live string.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
 }

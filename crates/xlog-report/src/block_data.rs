@@ -1,10 +1,11 @@
 //! The kept blocks as arrays for the page: one element per block, by time of allocation.
 //!
-//! Texts are in one table and arrays hold their indices; index 0 is the empty text. Addresses are not stored: the page
-//! derives them from a block's offset within the address map.
+//! Texts are in one table and arrays hold their indices; index 0 is the empty text. Stacks are in one table of indices of
+//! their frames. Addresses are not stored: the page derives them from a block's offset within the address map.
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
+use xlog_trace::{Names, StackId};
 
 use crate::analysis::Analysis;
 use crate::blocks::{Block, Caller};
@@ -30,6 +31,29 @@ impl Texts {
     }
 }
 
+/// The frames of the stacks, concatenated as indices of texts. The first stack has none.
+struct Frames {
+    texts: Vec<u32>,
+    /// Index of the first frame of each stack, and the number of all frames.
+    first: Vec<u32>,
+    places: HashMap<StackId, u32>,
+}
+
+impl Frames {
+    fn place(&mut self, stack: Option<StackId>, names: &Names, texts: &mut Texts) -> u32 {
+        let Some(stack) = stack else { return 0 };
+        if let Some(&place) = self.places.get(&stack) {
+            return place;
+        }
+        let place = self.first.len() as u32 - 1;
+        self.places.insert(stack, place);
+        let frames = names.stack_texts(Some(stack)).map(|text| texts.place(text.to_owned()));
+        self.texts.extend(frames);
+        self.first.push(self.texts.len() as u32);
+        place
+    }
+}
+
 pub(crate) fn block_data(analysis: &Analysis, blob: &mut Blob) -> Value {
     let kept = &analysis.blocks.kept;
     let names = &analysis.names;
@@ -46,16 +70,15 @@ pub(crate) fn block_data(analysis: &Analysis, blob: &mut Blob) -> Value {
     let thread = column(&|block| block.calls.allocated.as_ref().and_then(thread_of));
     let query = column(&|block| block.calls.allocated?.query.map(|query| query.to_string()));
     let site = column(&|block| Some(names.text_or_empty(block.calls.site).to_owned()));
-    let stack = column(&|block| {
-        let frames: Vec<&str> = names.stack_texts(block.calls.stack).collect();
-        Some(frames.join("\n"))
-    });
     let served_by = column(&|block| {
         let path = xlog_trace::ServedBy::from_code(block.calls.served_by);
         (block.calls.served_by != 0).then(|| path.to_string())
     });
     let freed_stream = column(&|block| block.calls.freed.as_ref().and_then(stream_of));
     let freed_thread = column(&|block| block.calls.freed.as_ref().and_then(thread_of));
+    let mut frames = Frames { texts: Vec::new(), first: vec![0, 0], places: HashMap::new() };
+    let stack: Vec<u32> =
+        kept.iter().map(|block| frames.place(block.calls.stack, names, &mut texts)).collect();
     let uses: Vec<_> = kept.iter().flat_map(|block| &block.calls.first_uses).collect();
     let use_stream: Vec<u32> =
         uses.iter().map(|used| texts.place(stream_of(&used.by).unwrap_or_default())).collect();
@@ -89,8 +112,9 @@ pub(crate) fn block_data(analysis: &Analysis, blob: &mut Blob) -> Value {
         "thread": blob.u32(thread),
         "query": blob.u32(query),
         "site": blob.u32(site),
-        // Frames of the sampled stack, one per line.
         "stack": blob.u32(stack),
+        "stack_frames": blob.u32(frames.texts),
+        "first_frame": blob.u32(frames.first),
         "served_by": blob.u32(served_by),
         "latency": blob.u32(kept.iter().map(|block| block.calls.latency_nanos)),
         "freed_stream": blob.u32(freed_stream),

@@ -3,9 +3,12 @@
 //! Script and style are identical in every report, and the page's policy allows them by digest and forbids everything
 //! else. So no text of a log can run or load anything. The script inserts such texts as text, never as markup; in the file
 //! they are JSON in which `<`, `>` and `&` are escaped, or escaped markup.
+use std::borrow::Cow;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::analysis::Analysis;
@@ -82,7 +85,7 @@ pub fn render(
 ) -> Result<String, String> {
     let mut blob = Blob::default();
     let mut json = page_data(analysis, other, budget, &mut blob);
-    crate::escape::texts(&mut json);
+    escape_texts(&mut json);
     let json = json.to_string();
     let title = format!("{} - device memory", crate::escape::line(&analysis.file));
     let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
@@ -101,6 +104,20 @@ pub fn render(
         ("@SCRIPT@", script),
     ];
     Ok(fill(MARKUP, &parts))
+}
+
+/// Escapes every text in a value itself: a JSON parser returns the escape sequence, not the character.
+fn escape_texts(value: &mut Value) {
+    match value {
+        Value::String(text) => {
+            if let Cow::Owned(escaped) = crate::escape::line(text) {
+                *text = escaped;
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(escape_texts),
+        Value::Object(fields) => fields.values_mut().for_each(escape_texts),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// Inserts the parts into the markup in one pass: the text of a part is not searched again.
@@ -162,6 +179,15 @@ mod tests {
     fn a_part_that_looks_like_a_place_stays_what_it_is() {
         let parts = [("@A@", "@B@ and x@y".to_owned()), ("@B@", "b".to_owned())];
         assert_eq!(fill("1 @A@ 2 @B@ 3 @C@ a@b", &parts), "1 @B@ and x@y 2 b 3 @C@ a@b");
+    }
+
+    #[test]
+    fn escaped_json_has_the_same_value() {
+        let evil = "\u{1b}\u{9b}\u{202e}\u{e0041}";
+        let json = serde_json::to_string(evil).unwrap();
+        let escaped = crate::escape::lines(&json);
+        assert!(escaped.is_ascii(), "{escaped}");
+        assert_eq!(serde_json::from_str::<String>(&escaped).unwrap(), evil);
     }
 
     #[test]

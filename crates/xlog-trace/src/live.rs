@@ -143,6 +143,18 @@ impl LiveBlocks {
         self.blocks.len()
     }
 
+    /// Returns the blocks by address.
+    pub(crate) fn into_sorted(self) -> Result<Vec<LiveBlock>, TraceError> {
+        let (mut blocks, live) = (Vec::new(), self.blocks.len());
+        blocks.try_reserve_exact(live).map_err(|_| {
+            let bytes = live.saturating_mul(size_of::<LiveBlock>());
+            TraceError::TooManyLive { live, bytes, why: "which the system does not give" }
+        })?;
+        blocks.extend(self.into_blocks());
+        blocks.sort_unstable_by_key(|block: &LiveBlock| (block.ptr, block.number));
+        Ok(blocks)
+    }
+
     pub(crate) fn into_blocks(self) -> impl Iterator<Item = LiveBlock> {
         self.blocks.into_values()
     }

@@ -153,6 +153,16 @@ impl Names {
         frames.iter().map(|frame| self.text_or_empty(Some(*frame)))
     }
 
+    /// Returns the texts of a stack's frames without a copy of each, the innermost first; none for an unknown stack.
+    pub(crate) fn shared_stack(&self, id: Option<StackId>) -> Vec<Arc<str>> {
+        let frames = id.and_then(|id| self.stack(id)).unwrap_or(&[]);
+        let text = |id: &NameId| self.texts.get((id.0 as usize).checked_sub(1)?).map(Arc::clone);
+        frames
+            .iter()
+            .map(|id| text(id).unwrap_or_else(|| self.text_or_empty(Some(*id)).into()))
+            .collect()
+    }
+
     /// Returns the strings from number `known + 1` on, to update a copy that holds the first `known`.
     pub(crate) fn since(&self, known: usize) -> &[Arc<str>] {
         self.texts.get(known..).unwrap_or(&[])

@@ -46,7 +46,7 @@ pub struct ReadReport {
     pub closed: bool,
     /// The file ends and its writer did not close it: later records may be missing (binary only).
     pub unclosed: bool,
-    /// Records that the writer reports as dropped (binary only).
+    /// Records that the writer reports as dropped (not in RMM's CSV).
     pub dropped_at_source: u64,
 }
 

@@ -1,10 +1,12 @@
 //! The summary of a log: allocations by tag, stream and device, the peak, and leaks.
 //!
-//! It takes one pass. Memory grows with live blocks, tags and streams, each with a limit, not with the log. Peaks depend
-//! on the order of the records: read logs of many threads through [`Ordered`](crate::Ordered).
+//! It takes one pass. Memory grows with live blocks, tags and streams, each with a limit, not with the log. Stacks share the
+//! texts of their frames. Peaks depend on the order of the records: read logs of many threads through
+//! [`Ordered`](crate::Ordered).
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
+use std::sync::Arc;
 
 use serde::Serialize;
 use xlog_base::PowerHistogram;
@@ -73,7 +75,7 @@ pub struct Leak {
     /// Source file and line of its allocation; empty when the log does not have it.
     pub site: String,
     /// The sampled stack of its allocation, the innermost frame first.
-    pub stack: Vec<String>,
+    pub stack: Vec<Arc<str>>,
     /// Nanoseconds from its allocation to the last record.
     pub age_nanos: u64,
 }
@@ -105,7 +107,7 @@ pub struct Summary {
     /// Usage by source location of the allocation, the largest peak first, without calls that lack one.
     pub by_site: Vec<(String, Usage)>,
     /// Usage by the stack of the allocation, its innermost frame first, without calls whose stack was not sampled.
-    pub by_stack: Vec<(Vec<String>, Usage)>,
+    pub by_stack: Vec<(Vec<Arc<str>>, Usage)>,
     /// Usage by device ordinal.
     pub by_device: BTreeMap<u32, Usage>,
     /// Failed calls by the kind of their error.
@@ -251,30 +253,13 @@ impl Summarizer {
         let Self {
             live, mut summary, tags, streams, threads, queries, sites, stacks, kinds, ..
         } = self;
-        let by_peak =
-            |(name, usage): &(String, Usage)| (std::cmp::Reverse(usage.peak_bytes), name.clone());
-        summary.by_tag =
-            tags.into_iter().map(|(tag, usage)| (names.text_or_empty(tag).into(), usage)).collect();
-        summary.by_tag.sort_by_cached_key(by_peak);
-        summary.by_stream =
-            streams.into_iter().map(|(id, usage)| (stream_name(id, names), usage)).collect();
-        summary.by_stream.sort_by_cached_key(by_peak);
-        let numbered = |usages: HashMap<u64, Usage>| {
-            let name = |id: u64| if id == u64::MAX { "others".to_owned() } else { id.to_string() };
-            let mut rows: Vec<_> =
-                usages.into_iter().map(|(id, usage)| (name(id), usage)).collect();
-            rows.sort_by_cached_key(by_peak);
-            rows
-        };
-        (summary.by_thread, summary.by_query) = (numbered(threads), numbered(queries));
-        let site = |(site, usage)| (names.text_or_empty(Some(site)).to_owned(), usage);
-        summary.by_site = sites.into_iter().map(site).collect();
-        summary.by_site.sort_by_cached_key(by_peak);
-        let stack = |(stack, usage)| {
-            (names.stack_texts(Some(stack)).map(str::to_owned).collect::<Vec<_>>(), usage)
-        };
-        summary.by_stack = stacks.into_iter().map(stack).collect();
-        summary.by_stack.sort_by(|(a, x), (b, y)| (y.peak_bytes, a).cmp(&(x.peak_bytes, b)));
+        summary.by_tag = by_peak(tags, |tag: Option<NameId>| names.text_or_empty(tag).to_owned());
+        summary.by_stream = by_peak(streams, |stream| stream_name(stream, names));
+        let number = |id: u64| if id == u64::MAX { "others".to_owned() } else { id.to_string() };
+        summary.by_thread = by_peak(threads, number);
+        summary.by_query = by_peak(queries, number);
+        summary.by_site = by_peak(sites, |site| names.text_or_empty(Some(site)).to_owned());
+        summary.by_stack = by_peak(stacks, |stack| names.shared_stack(Some(stack)));
         for (kind, times) in kinds {
             let kind = kind.map_or("unknown", |kind| names.text_or_empty(Some(kind)));
             *summary.failures.entry(kind.to_owned()).or_default() += times;
@@ -285,7 +270,7 @@ impl Summarizer {
             .map(|block| Leak {
                 tag: names.text_or_empty(block.tag).to_owned(),
                 site: names.text_or_empty(block.site).to_owned(),
-                stack: names.stack_texts(block.stack).map(str::to_owned).collect(),
+                stack: names.shared_stack(block.stack),
                 age_nanos: last.saturating_sub(block.time_nanos),
                 block,
             })
@@ -334,6 +319,13 @@ impl Owner {
 fn counted<K: Copy + Eq + Hash>(usages: &mut HashMap<K, Usage>, key: K, others: K) -> &mut Usage {
     let known = usages.len() < MAX_STREAMS || usages.contains_key(&key);
     usages.entry(if known { key } else { others }).or_default()
+}
+
+/// Returns the usages with the names of their keys, the largest peak first.
+fn by_peak<K, N: Ord>(usages: HashMap<K, Usage>, name: impl Fn(K) -> N) -> Vec<(N, Usage)> {
+    let mut rows: Vec<_> = usages.into_iter().map(|(key, usage)| (name(key), usage)).collect();
+    rows.sort_unstable_by(|(a, x), (b, y)| (y.peak_bytes, a).cmp(&(x.peak_bytes, b)));
+    rows
 }
 
 /// Returns the tag to count under; an empty one counts as none.

@@ -14,18 +14,22 @@ pub(crate) struct Wrong {
     pub(crate) found: String,
 }
 
+/// The content of a good line.
+pub(crate) enum Parsed {
+    Record(Record),
+    /// A header line: of a concatenated log, or one that ends a log with the number of records that its writer dropped.
+    Header {
+        dropped: u64,
+    },
+}
+
 /// The columns of one format.
 pub(crate) trait Columns: Sized {
     /// Parses the header line; an empty one means that there is none.
     fn from_header(line: &[u8]) -> Result<Self, Wrong>;
 
-    /// Parses a line; `None` for the header line of a concatenated log. A line without an order gets `order`.
-    fn parse(
-        &mut self,
-        line: &[u8],
-        order: u64,
-        names: &mut Names,
-    ) -> Result<Option<Record>, Wrong>;
+    /// Parses a line. A record without an order gets `order`.
+    fn parse(&mut self, line: &[u8], order: u64, names: &mut Names) -> Result<Parsed, Wrong>;
 }
 
 /// Reads records from any byte stream, with its own buffer.
@@ -66,7 +70,15 @@ impl<R: Read, C: Columns> TextReader<R, C> {
         if text.is_empty() {
             return Ok(None);
         }
-        self.columns.parse(text, self.log.report.records, &mut self.log.names)
+        let log = &mut self.log;
+        match self.columns.parse(text, log.report.records, &mut log.names)? {
+            Parsed::Record(record) => Ok(Some(record)),
+            Parsed::Header { dropped } => {
+                let all = &mut log.report.dropped_at_source;
+                *all = all.saturating_add(dropped);
+                Ok(None)
+            }
+        }
     }
 
     /// Counts a bad line. A truncated last line is not counted: `truncated` reports it, and strict readers fail there.

@@ -141,7 +141,12 @@ fn write(
     report.bytes = file.commit(&arguments.output).map_err(Trouble::Refused)?;
     (report.written, report.left_out) = (written, left_out);
     report.reading = Some(ReadingReport::new(&reading));
-    report.carries_loss = reading.is_incomplete() && to == LogFormat::Xtrace;
+    // CSV has the number of dropped records, but no end.
+    report.carries_loss = match to {
+        LogFormat::Xtrace => reading.is_incomplete(),
+        LogFormat::Csv => reading.dropped_at_source > 0,
+        _ => false,
+    };
     Ok(())
 }
 

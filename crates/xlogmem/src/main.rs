@@ -26,7 +26,7 @@ mod size;
 mod summary;
 mod temporary;
 mod top;
-use std::io::{ErrorKind, IsTerminal, Write};
+use std::io::{BufWriter, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
         Ok(Command::Man(arguments)) => shell::man(&arguments),
         Err(refusal) => Err(refusal),
     };
-    let (text, status) = match outcome {
+    let (output, status) = match outcome {
         Ok(output) => {
             for warning in &output.warnings {
                 complain(warning);
@@ -85,9 +85,9 @@ fn main() -> ExitCode {
                 }
                 status = ExitCode::FAILURE;
             }
-            (output.text, status)
+            (output, status)
         }
-        Err(Refusal::Shown(text)) => (text, ExitCode::SUCCESS),
+        Err(Refusal::Shown(text)) => (Output { text, ..Output::default() }, ExitCode::SUCCESS),
         // The reader of `-`, such as head, has closed it.
         Err(Refusal::Line(line)) if atomic_file::has_no_reader(&line) => return ExitCode::SUCCESS,
         Err(Refusal::Line(line)) => {
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
             return ExitCode::from(REFUSED);
         }
     };
-    match print(&text) {
+    match print(&output.text, output.json) {
         Ok(()) => status,
         Err(error) => {
             complain(&format!("standard output: {error}"));
@@ -123,13 +123,24 @@ fn complain(line: &str) {
 pub(crate) struct Output {
     /// For standard output.
     pub(crate) text: String,
+    /// For standard output after the text: JSON that may be larger than memory.
+    json: Option<Json>,
     /// One line for standard error if the command failed.
     pub(crate) failure: Option<String>,
     /// Lines for standard error that are not failures.
     pub(crate) warnings: Vec<String>,
 }
 
+/// Writes JSON piece by piece.
+type Json = Box<dyn FnOnce(&mut dyn Write) -> serde_json::Result<()>>;
+
 impl Output {
+    /// Adds a report that is printed as one JSON object, while it is formatted.
+    pub(crate) fn with_json<R: Serialize + 'static>(self, report: R) -> Self {
+        let write = move |out: &mut dyn Write| serde_json::to_writer_pretty(out, &report);
+        Self { json: Some(Box::new(write)), ..self }
+    }
+
     /// Drops the text if standard output carries something else.
     pub(crate) fn unless(self, has_other: bool) -> Self {
         if has_other { Self { text: String::new(), ..self } } else { self }
@@ -175,12 +186,32 @@ pub(crate) fn write_json_line(value: &impl Serialize) -> std::io::Result<()> {
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
 }
 
-/// Prints a text. A reader that has closed the pipe, such as `head`, is not a failure.
-fn print(text: &str) -> std::io::Result<()> {
-    let text = escape::lines(text);
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+/// Prints a text, then JSON. A reader that has closed the pipe, such as `head`, is not a failure.
+fn print(text: &str, json: Option<Json>) -> std::io::Result<()> {
+    let mut stdout = BufWriter::new(std::io::stdout().lock());
+    let mut printed = stdout.write_all(escape::lines(text).as_bytes());
+    if let Some(write) = json {
+        printed = printed
+            .and_then(|()| Ok(write(&mut Escaped(&mut stdout))?))
+            .and_then(|()| stdout.write_all(b"\n"));
+    }
+    match printed.and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         other => other,
+    }
+}
+
+/// Escapes what is written to it. Each write must be whole characters, as those of `serde_json` are.
+struct Escaped<W>(W);
+
+impl<W: Write> Write for Escaped<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let text = std::str::from_utf8(bytes).map_err(std::io::Error::other)?;
+        self.0.write_all(escape::lines(text).as_bytes())?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
     }
 }

@@ -3,8 +3,10 @@
 //! Records are ordered in bounded memory; the report counts those that arrived too late for that.
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
+use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 use xlog_report::text::{call_times, seconds};
@@ -77,8 +79,12 @@ pub(crate) fn run(arguments: &SummaryArguments) -> Result<Output, Refusal> {
     };
     report.error = Refusal::or_found(sum_up(&input, &mut report))?;
     report.ok = report.error.is_none();
-    let output = Output::of(&report, arguments.json, render, report.error.clone());
-    Ok(output.warn([(report.log.as_str(), report.reading.as_ref())]))
+    let output = Output { failure: report.error.clone(), ..Output::default() }
+        .warn([(report.log.as_str(), report.reading.as_ref())]);
+    Ok(match arguments.json {
+        true => output.with_json(report),
+        false => Output { text: render(&report), ..output },
+    })
 }
 
 fn sum_up(input: &Input<'_>, report: &mut Report) -> Result<(), Trouble> {
@@ -109,9 +115,38 @@ fn counted<K: ToString>(counts: &BTreeMap<K, u64>) -> Vec<Value> {
     counts.iter().map(|(name, count)| json!({ "name": name.to_string(), "count": count })).collect()
 }
 
+/// A list whose rows are formatted one at a time: stacks share the texts of their frames, and JSON repeats them.
+struct Rows<'a, T>(&'a [T], fn(&T) -> Value);
+
+impl<T> Serialize for Rows<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(self.1))
+    }
+}
+
+fn leak_row(leak: &Leak) -> Value {
+    json!({
+        "pointer": format!("{:#x}", leak.block.ptr), "bytes": leak.block.charged, "tag": leak.tag, "site": leak.site,
+        "stack": texts(&leak.stack), "stream": leak.block.stream, "thread": leak.block.thread,
+        "order": leak.block.order, "age_nanos": leak.age_nanos,
+    })
+}
+
+fn texts(frames: &[Arc<str>]) -> Vec<&str> {
+    frames.iter().map(|frame| &**frame).collect()
+}
+
 impl Serialize for Counts {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.to_json().serialize(serializer)
+        let mut map = serializer.serialize_map(None)?;
+        for (name, value) in self.to_json().as_object().into_iter().flatten() {
+            map.serialize_entry(name, value)?;
+        }
+        let by_stack =
+            Rows(&self.summary.by_stack, |(frames, usage)| named("frames", texts(frames), usage));
+        map.serialize_entry("by_stack", &by_stack)?;
+        map.serialize_entry("leaks", &Rows(&self.summary.leaks, leak_row))?;
+        map.end()
     }
 }
 
@@ -121,19 +156,12 @@ impl Counts {
         self.summary.time_nanos.map_or((0, 0), |(first, last)| (first, last - first))
     }
 
+    /// Returns all but the lists of [`Rows`].
     fn to_json(&self) -> Value {
         let summary = &self.summary;
-        let by_stack = summary.by_stack.iter();
         let by_device = summary.by_device.iter();
         let times = summary.times.iter();
         let sizes = summary.sizes.rows();
-        let leak = |leak: &Leak| {
-            json!({
-                "pointer": format!("{:#x}", leak.block.ptr), "bytes": leak.block.charged, "tag": leak.tag, "site": leak.site,
-                "stack": leak.stack, "stream": leak.block.stream, "thread": leak.block.thread, "order": leak.block.order,
-                "age_nanos": leak.age_nanos,
-            })
-        };
         json!({
             "actions": counted(&summary.actions),
             "paths": counted(&summary.paths),
@@ -147,11 +175,9 @@ impl Counts {
             "by_thread": by_name(&summary.by_thread),
             "by_query": by_name(&summary.by_query),
             "by_site": by_name(&summary.by_site),
-            "by_stack": by_stack.map(|(frames, usage)| named("frames", frames, usage)).collect::<Vec<_>>(),
             "by_device": by_device.map(|(device, usage)| named("name", device.to_string(), usage)).collect::<Vec<_>>(),
             "call_times": times.map(|(action, times)| named("action", action.to_string(), times.report())).collect::<Vec<_>>(),
             "sizes": sizes.map(|(from, requests)| json!({ "from": from, "requests": requests })).collect::<Vec<_>>(),
-            "leaks": summary.leaks.iter().map(leak).collect::<Vec<_>>(),
             "unknown_frees": summary.unknown_frees,
             "missing_frees": summary.missing_frees,
             "reserved": summary.reserved,
@@ -298,7 +324,7 @@ fn table(page: &mut TextReport, title: &str, rows: &[(String, Usage)]) {
 const STACKS: usize = 3;
 const FRAMES: usize = 12;
 
-fn stacks(page: &mut TextReport, rows: &[(Vec<String>, Usage)]) {
+fn stacks(page: &mut TextReport, rows: &[(Vec<Arc<str>>, Usage)]) {
     page.title("By sampled stack");
     for (frames, usage) in rows.iter().take(STACKS) {
         page.row(&format!(

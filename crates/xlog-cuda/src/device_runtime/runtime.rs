@@ -66,8 +66,10 @@ pub(crate) use exit::watch_races;
 #[cfg(feature = "ledger")]
 pub(crate) use ledger_listener::Listener;
 pub(crate) use refusal::Asked;
-#[cfg(any(feature = "ledger", feature = "guard"))]
+#[cfg(feature = "ledger")]
 pub(crate) use report::print_line;
+#[cfg(feature = "guard")]
+pub(crate) use report::print_report;
 #[cfg(feature = "sim")]
 pub(crate) use report::report_unread_races;
 pub(crate) use report::{catch_panic, report_failed_free};

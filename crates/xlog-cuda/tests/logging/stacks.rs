@@ -96,13 +96,13 @@ fn files_have_resolved_stacks_and_a_summary_counts_by_them() {
             assert_eq!(record.stack().is_some(), record.action() == Action::Allocate);
         }
         let summary = Summary::of(&mut Reader::open(&file).unwrap()).unwrap();
-        let all: Vec<String> =
-            summary.by_stack.iter().flat_map(|(frames, _)| frames.clone()).collect();
+        let frames = summary.by_stack.iter().flat_map(|(frames, _)| frames);
+        let all: Vec<String> = frames.map(|frame| frame.to_string()).collect();
         assert!(!all.is_empty(), "{name}");
         if !has_names(&all) {
             continue;
         }
-        let of = |(frames, _): &&(Vec<String>, _)| {
+        let of = |(frames, _): &&(Vec<Arc<str>>, _)| {
             frames.iter().any(|frame| frame.contains("a_function_that_allocates"))
         };
         let allocations: u64 =

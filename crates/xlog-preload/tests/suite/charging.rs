@@ -513,6 +513,17 @@ fn a_reused_address_or_handle_is_charged_once() {
 }
 
 #[test]
+fn a_path_in_a_message_does_not_command_the_terminal() {
+    let scratch = Scratch::new();
+    let log = ("XLOG_EXEC_LOG", "/nonexistent/\u{1b}[2J\u{202e}/run.xtrace");
+    let mut program = initialized("dlsym", &scratch, &[log]);
+    program.get("alloc 1000");
+    let (_, errors) = Program::end(program);
+    assert!(errors.contains("/nonexistent/\\u001b[2J\\u202e/run.xtrace"), "{errors:?}");
+    assert!(!errors.contains(['\u{1b}', '\u{202e}']), "{errors:?}");
+}
+
+#[test]
 fn settings_that_are_not_understood_are_reported() {
     let scratch = Scratch::new();
     let mut program = initialized("dlsym", &scratch, &[("XLOG_EXEC_LIMIT", "10 apples")]);

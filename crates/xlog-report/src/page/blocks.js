@@ -7,6 +7,12 @@ const blockCount = blocks.born.length;
 const stretchPlaces = data.map.segments.map((segment) => segment[4]);
 
 const blockText = (column, block) => blocks.texts[blocks[column][block]];
+// Returns the frames of the sampled stack of a block, the innermost first.
+const framesOf = (block) => {
+  const stack = blocks.stack[block];
+  const frames = blocks.stack_frames.subarray(blocks.first_frame[stack], blocks.first_frame[stack + 1]);
+  return [...frames].map((frame) => blocks.texts[frame]).filter((frame) => frame !== "");
+};
 // Times beyond this stand for "never".
 const isTime = (time) => time < 1e19;
 const endOf = (block) => Math.min(blocks.died[block], data.span);
@@ -205,7 +211,7 @@ const drawLife = () => {
     { name: "Detail", text: true, cell: (row) => row.detail },
     { name: "Bar", bar: (row) => (row.time - blocks.born[block]) / span, colour: () => tagColour(blocks.series[block]) },
   ], rows));
-  const frames = blockText("stack", block).split("\n").filter((frame) => frame !== "");
+  const frames = framesOf(block);
   byId("block-stack").replaceChildren();
   if (frames.length > 0) show("block-stack", table("Stack of the allocation, the innermost frame first", [{ name: "Frame", text: true, cell: (frame) => frame }], frames));
 };

@@ -31,7 +31,7 @@ const findBlocks = () => {
       && (stream === "" || blockText("stream", block) === stream)
       && (thread === "" || blockText("thread", block) === thread)
       && (query === "" || blockText("query", block) === query)
-      && (place === "" || blockText("site", block).toLowerCase().includes(place) || blockText("stack", block).toLowerCase().includes(place))
+      && (place === "" || blockText("site", block).toLowerCase().includes(place) || framesOf(block).some((frame) => frame.toLowerCase().includes(place)))
       && blocks.bytes[block] >= (limits[0] ?? 0) && blocks.bytes[block] <= (limits[1] ?? Infinity)
       && (!shownOnly || (blocks.born[block] <= view.to && endOf(block) >= view.from)) ? 1 : 0;
   }

@@ -83,6 +83,9 @@ impl Column {
     }
 }
 
+/// Begins the last field of the header line that ends a log with dropped records; their number follows.
+pub(super) const DROPPED: &str = "dropped_records=";
+
 /// Parses a header line; `None` stands for an unknown column.
 pub(super) fn parse_header(line: &[u8]) -> Vec<Option<Column>> {
     let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);

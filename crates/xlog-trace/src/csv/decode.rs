@@ -4,9 +4,9 @@ use crate::action::{Action, ServedBy, UseAccess};
 use crate::error::excerpt;
 use crate::names::{NameId, Names};
 use crate::record::{Failure, Record};
-use crate::text_reader::{Columns, TextReader, Wrong};
+use crate::text_reader::{Columns, Parsed, TextReader, Wrong};
 
-use super::columns::{Column, is_header, parse_header};
+use super::columns::{Column, DROPPED, is_header, parse_header};
 use super::fields::{Fields, decimal, hex};
 
 pub(crate) type CsvReader<R> = TextReader<R, CsvColumns>;
@@ -34,14 +34,9 @@ impl Columns for CsvColumns {
         Ok(Self { action: action_of(&columns), columns, fields: Fields::default() })
     }
 
-    fn parse(
-        &mut self,
-        line: &[u8],
-        order: u64,
-        names: &mut Names,
-    ) -> Result<Option<Record>, Wrong> {
+    fn parse(&mut self, line: &[u8], order: u64, names: &mut Names) -> Result<Parsed, Wrong> {
         let is_split = self.fields.split(line);
-        // A file that was begun anew, or concatenated logs, have further header lines.
+        // A file that was begun anew, concatenated logs, and logs with dropped records have further header lines.
         if self.fields.raw(line, self.action).eq_ignore_ascii_case(Column::Action.name().as_bytes())
             || self.fields.len() != self.columns.len()
         {
@@ -49,7 +44,7 @@ impl Columns for CsvColumns {
             if is_header(&columns) {
                 self.action = action_of(&columns);
                 self.columns = columns;
-                return Ok(None);
+                return Ok(Parsed::Header { dropped: self.dropped(line) });
             }
         }
         if !is_split || self.fields.len() != self.columns.len() {
@@ -149,7 +144,16 @@ impl Columns for CsvColumns {
         if let (Some(stream), Some(index)) = (record.stream(), stream_name) {
             names.name_stream(stream, &self.fields.text(line, index));
         }
-        Ok(Some(record))
+        Ok(Parsed::Record(record))
+    }
+}
+
+impl CsvColumns {
+    /// Returns the number of dropped records that a header line has in place of a column.
+    fn dropped(&self, line: &[u8]) -> u64 {
+        let number =
+            |index| decimal(self.fields.raw(line, index).strip_prefix(DROPPED.as_bytes())?);
+        (0..self.fields.len()).find_map(number).unwrap_or(0)
     }
 }
 

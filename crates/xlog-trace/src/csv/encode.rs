@@ -1,4 +1,7 @@
 //! Writes this crate's CSV.
+//!
+//! A log with dropped records ends with a second header line, whose last field is their number: readers that do not know the
+//! field skip the line as the header of a concatenated log.
 
 use crate::encoder::Encoder;
 use crate::header::Header;
@@ -6,7 +9,7 @@ use crate::names::Names;
 use crate::record::Record;
 use crate::stacks::StackId;
 
-use super::columns::COLUMNS;
+use super::columns::{COLUMNS, DROPPED};
 use super::fields::{put_decimal, put_hex, put_text};
 
 #[derive(Debug, Default)]
@@ -42,16 +45,20 @@ fn stack_text(names: &Names, stack: Option<StackId>) -> String {
     frames.join(";")
 }
 
+/// Appends a header line that has `last` in place of the last column.
+fn put_header(last: &str, out: &mut Vec<u8>) {
+    for column in COLUMNS.iter().take(COLUMNS.len() - 1) {
+        out.extend_from_slice(column.name().as_bytes());
+        out.push(b',');
+    }
+    out.extend_from_slice(last.as_bytes());
+    out.push(b'\n');
+}
+
 impl Encoder for CsvEncoder {
     fn begin(&mut self, header: &Header, out: &mut Vec<u8>) {
         self.epoch = header.epoch_unix_nanos;
-        for (index, column) in COLUMNS.iter().enumerate() {
-            if index > 0 {
-                out.push(b',');
-            }
-            out.extend_from_slice(column.name().as_bytes());
-        }
-        out.push(b'\n');
+        put_header(COLUMNS.last().map_or("", |column| column.name()), out);
     }
 
     fn record(&mut self, record: &Record, names: &Names, out: &mut Vec<u8>) -> bool {
@@ -105,5 +112,9 @@ impl Encoder for CsvEncoder {
 
     fn seal(&mut self, _out: &mut Vec<u8>) {}
 
-    fn end(&mut self, _written: u64, _dropped: u64, _out: &mut Vec<u8>) {}
+    fn end(&mut self, _written: u64, dropped: u64, out: &mut Vec<u8>) {
+        if dropped > 0 {
+            put_header(&format!("{DROPPED}{dropped}"), out);
+        }
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! The viewer needs segments that contain all blocks, so the address ranges that the log touches stand for them, present
 //! all the time. An allocation has one frame named after its tag, one for its call site, those of its sampled stack, and one
-//! for its query. The viewer needs each device's trace in one piece, so the log is read once per device. Memory grows with
-//! live blocks and address ranges.
+//! for its query. The viewer needs each device's trace in one piece, so the log is read once per device. All readings number
+//! its names alike, because the numbers follow the order of its bytes. Memory grows with live blocks and address ranges, each
+//! with a limit.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -41,7 +42,6 @@ pub struct SnapshotCounts {
 struct Snapshot<W> {
     pickle: Pickle,
     out: W,
-    /// Written frames by their text: name numbers differ between readings of one log.
     frames: HashMap<FrameKey, Memo>,
     counts: SnapshotCounts,
 }
@@ -59,6 +59,7 @@ pub fn write_torch_snapshot<S: Source, W: Write>(
     };
     let mut devices = Vec::new();
     let mut seen = 1u64;
+    let mut last = None;
     snapshot.pickle.dict();
     snapshot.pickle.key("device_traces");
     snapshot.pickle.list();
@@ -68,16 +69,18 @@ pub fn write_torch_snapshot<S: Source, W: Write>(
         }
         snapshot.pickle.list();
         if seen >> device & 1 != 0 {
-            let mut source = open()?;
+            let source = last.insert(open()?);
             let first = (device == 0).then_some(&mut seen);
-            devices.push((device, snapshot.trace(&mut source, device, first)?));
+            devices.push((device, snapshot.trace(source, device, first)?));
         }
         snapshot.pickle.append();
     }
     snapshot.pickle.key("segments");
     snapshot.pickle.list();
-    for (device, (extents, blocks)) in devices {
-        snapshot.segments(device, &extents, blocks)?;
+    if let Some(source) = &last {
+        for (device, (extents, blocks)) in devices {
+            snapshot.segments(device, &extents, &blocks, source.names())?;
+        }
     }
     snapshot.pickle.key("allocator_settings");
     snapshot.pickle.dict();
@@ -93,53 +96,28 @@ pub fn write_torch_snapshot<S: Source, W: Write>(
 }
 
 /// The kind and the text of a frame.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum FrameKey {
-    Tag(String),
-    Site(String),
-    Frame(String),
+    /// `None` for an allocation without a tag.
+    Tag(Option<NameId>),
+    Site(NameId),
+    Frame(NameId),
 }
 
 impl FrameKey {
-    fn filename(&self) -> &str {
+    /// Returns the file, the line and the function of the frame.
+    fn parts(self, names: &Names) -> (SourceLine<'_>, &str) {
         match self {
-            Self::Tag(_) => "tag",
-            Self::Site(text) => SourceLine::parse(text).file,
-            Self::Frame(text) => split_frame(text).1.map_or("", |line| line.file),
+            Self::Tag(tag) => {
+                let name = tag.map_or("untagged", |tag| names.text_or_empty(Some(tag)));
+                (SourceLine { file: "tag", line: 0 }, name)
+            }
+            Self::Site(site) => (SourceLine::parse(names.text_or_empty(Some(site))), SITE_FRAME),
+            Self::Frame(frame) => {
+                let (function, line) = split_frame(names.text_or_empty(Some(frame)));
+                (line.unwrap_or(SourceLine { file: "", line: 0 }), function)
+            }
         }
-    }
-
-    fn line(&self) -> u64 {
-        match self {
-            Self::Tag(_) => 0,
-            Self::Site(text) => SourceLine::parse(text).line,
-            Self::Frame(text) => split_frame(text).1.map_or(0, |line| line.line),
-        }
-    }
-
-    fn name(&self) -> &str {
-        match self {
-            Self::Tag(text) => text,
-            Self::Site(_) => SITE_FRAME,
-            Self::Frame(text) => split_frame(text).0,
-        }
-    }
-}
-
-#[derive(Clone, Debug, Default)]
-struct Frames {
-    keys: Vec<FrameKey>,
-    query: Option<u64>,
-}
-
-impl Frames {
-    fn new(origin: Origin, query: Option<u64>, names: &Names) -> Self {
-        let Origin { tag, site, stack } = origin;
-        let tag = tag.map_or("untagged", |tag| names.text_or_empty(Some(tag)));
-        let mut keys = vec![FrameKey::Tag(tag.to_owned())];
-        keys.extend(site.map(|site| FrameKey::Site(names.text_or_empty(Some(site)).to_owned())));
-        keys.extend(names.stack_texts(stack).map(|frame| FrameKey::Frame(frame.to_owned())));
-        Self { keys, query }
     }
 }
 
@@ -159,9 +137,15 @@ impl Origin {
     fn of_record(record: &Record) -> Self {
         Self { tag: record.tag(), site: record.site(), stack: record.stack() }
     }
-}
 
-type Rest = (Extents, Vec<(LiveBlock, Frames)>);
+    fn frames(self, names: &Names) -> impl Iterator<Item = FrameKey> {
+        let stack = self.stack.and_then(|stack| names.stack(stack)).unwrap_or(&[]);
+        [FrameKey::Tag(self.tag)]
+            .into_iter()
+            .chain(self.site.map(FrameKey::Site))
+            .chain(stack.iter().map(|frame| FrameKey::Frame(*frame)))
+    }
+}
 
 impl<W: Write> Snapshot<W> {
     fn drain(&mut self) -> Result<(), TraceError> {
@@ -176,7 +160,7 @@ impl<W: Write> Snapshot<W> {
         source: &mut S,
         device: u32,
         mut seen: Option<&mut u64>,
-    ) -> Result<Rest, TraceError> {
+    ) -> Result<(Extents, Vec<LiveBlock>), TraceError> {
         let mut live = LiveBlocks::default();
         let mut extents = Extents::default();
         while let Some(record) = source.next_record()? {
@@ -203,13 +187,7 @@ impl<W: Write> Snapshot<W> {
                 self.drain()?;
             }
         }
-        let names = source.names();
-        let mut blocks: Vec<_> = live
-            .into_blocks()
-            .map(|block| (block, Frames::new(Origin::of_block(&block), block.query_id, names)))
-            .collect();
-        blocks.sort_unstable_by_key(|(block, _)| block.ptr);
-        Ok((extents, blocks))
+        Ok((extents, live.into_sorted()?))
     }
 
     fn changed<S: Source>(
@@ -263,39 +241,40 @@ impl<W: Write> Snapshot<W> {
         self.pickle.number_at("stream", u64::from(record.stream().unwrap_or(0)));
         self.pickle.number_at("time_us", source.header().unix_nanos(record.time) / 1000);
         self.pickle.key("frames");
-        self.frames(&Frames::new(origin, record.query_id(), source.names()));
+        self.frames(origin, record.query_id(), source.names());
         self.pickle.end_dict();
         self.pickle.append();
     }
 
-    fn frames(&mut self, frames: &Frames) {
+    fn frames(&mut self, origin: Origin, query: Option<u64>, names: &Names) {
         self.pickle.list();
-        for key in &frames.keys {
-            match self.frames.get(key) {
+        for key in origin.frames(names) {
+            match self.frames.get(&key) {
                 Some(&memo) => self.pickle.recall(memo),
                 None => {
-                    self.frame(key.filename(), key.line(), key.name());
+                    let (line, name) = key.parts(names);
+                    self.frame(line, name);
                     let memo = self.pickle.memorize();
-                    self.frames.insert(key.clone(), memo);
+                    self.frames.insert(key, memo);
                 }
             }
             self.pickle.append();
         }
-        if let Some(query) = frames.query {
-            self.frame("query", query, "query");
+        if let Some(query) = query {
+            self.frame(SourceLine { file: "query", line: query }, "query");
             self.pickle.append();
         }
     }
 
-    fn frame(&mut self, filename: &str, line: u64, name: &str) {
+    fn frame(&mut self, line: SourceLine<'_>, name: &str) {
         self.pickle.dict();
         self.pickle.key("filename");
-        match filename {
+        match line.file {
             "tag" => self.pickle.key("tag"),
             "query" => self.pickle.key("query"),
             file => self.pickle.text(file),
         }
-        self.pickle.number_at("line", line);
+        self.pickle.number_at("line", line.line);
         self.pickle.key("name");
         self.pickle.text(name);
         self.pickle.end_dict();
@@ -306,9 +285,10 @@ impl<W: Write> Snapshot<W> {
         &mut self,
         device: u32,
         extents: &Extents,
-        blocks: Vec<(LiveBlock, Frames)>,
+        blocks: &[LiveBlock],
+        names: &Names,
     ) -> Result<(), TraceError> {
-        let mut blocks = blocks.into_iter().peekable();
+        let mut blocks = blocks.iter().peekable();
         for (start, end) in extents.iter() {
             self.counts.segments += 1;
             self.pickle.dict();
@@ -327,7 +307,7 @@ impl<W: Write> Snapshot<W> {
             self.pickle.key("blocks");
             self.pickle.list();
             let (mut at, mut allocated, mut requested) = (start, 0u64, 0u64);
-            while let Some((block, frames)) = blocks.next_if(|(block, _)| block.ptr < end) {
+            while let Some(block) = blocks.next_if(|block| block.ptr < end) {
                 let size = block.charged.max(block.bytes).min(end - block.ptr);
                 // In a log with missing records two live blocks may overlap; the lower one is shown.
                 if block.ptr < at || size == 0 {
@@ -335,7 +315,7 @@ impl<W: Write> Snapshot<W> {
                 }
                 self.gap(at, block.ptr);
                 self.block(block.ptr, size, block.bytes.min(size), "active_allocated");
-                self.frames(&frames);
+                self.frames(Origin::of_block(block), block.query_id, names);
                 self.pickle.end_dict();
                 self.pickle.append();
                 at = block.ptr + size;

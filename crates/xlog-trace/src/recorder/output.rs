@@ -10,6 +10,8 @@ use std::io::{self, Write};
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 
+use xlog_base::escape;
+
 use super::config::{OnError, RecorderConfig};
 use super::lock::LockedFile;
 use crate::encoder::{Encoder, Format, encoder};
@@ -89,7 +91,7 @@ impl Output {
             write_bytes: config.rotate_bytes.map_or(WRITE_BYTES, |size| WRITE_BYTES.min(size / 4)),
             rotate_bytes: config.rotate_bytes,
             keep_files: config.keep_files,
-            says_dropped: config.format == Format::Binary,
+            says_dropped: config.format != Format::RmmCsv,
             on_error: config.on_error.clone(),
             reported: false,
             counts: WriteCounts::default(),
@@ -253,7 +255,8 @@ impl Output {
                 // A failure to print this has no channel left.
                 OnError::Stderr => drop(writeln!(
                     io::stderr(),
-                    "xlog-trace: {text}; records are counted as dropped, this is said once"
+                    "xlog-trace: {}; records are counted as dropped, this is said once",
+                    escape::line(&text)
                 )),
             }
         }

@@ -7,7 +7,7 @@ use crate::csv::fields::{Fields, decimal, hex};
 use crate::error::excerpt;
 use crate::names::{MAX_STREAM_NAMES, Names};
 use crate::record::Record;
-use crate::text_reader::{Columns, TextReader, Wrong};
+use crate::text_reader::{Columns, Parsed, TextReader, Wrong};
 
 use super::{NANOS_PER_DAY, RMM_HEADER};
 
@@ -33,14 +33,9 @@ impl Columns for RmmColumns {
         Ok(Self::default())
     }
 
-    fn parse(
-        &mut self,
-        line: &[u8],
-        order: u64,
-        names: &mut Names,
-    ) -> Result<Option<Record>, Wrong> {
+    fn parse(&mut self, line: &[u8], order: u64, names: &mut Names) -> Result<Parsed, Wrong> {
         if line == RMM_HEADER.as_bytes() {
-            return Ok(None);
+            return Ok(Parsed::Header { dropped: 0 });
         }
         if !self.fields.split(line) || self.fields.len() != 6 {
             let expected = format!("the 6 fields of `{RMM_HEADER}`");
@@ -89,7 +84,7 @@ impl Columns for RmmColumns {
         if let Some(ptr) = ptr {
             record = record.with_ptr(ptr);
         }
-        Ok(Some(record))
+        Ok(Parsed::Record(record))
     }
 }
 

@@ -73,7 +73,7 @@ fn a_history_has_call_sites_and_whole_stacks() {
     assert_eq!(sites, ["/home/user/train/model.py:41", "/home/user/train/train.py:88"]);
     let (frames, usage) = &summary.by_stack[0];
     assert!(
-        frames.iter().any(|frame| frame == "attention (/home/user/train/model.py:41)"),
+        frames.iter().any(|frame| &**frame == "attention (/home/user/train/model.py:41)"),
         "{frames:?}"
     );
     assert!(frames.len() > 1 && usage.peak_bytes == 4 << 20, "{frames:?}");

@@ -135,6 +135,33 @@ fn a_header_line_in_the_middle_begins_a_log_with_its_own_columns() {
     assert_eq!(all[2].1[0].as_deref(), Some("rows"));
 }
 
+/// A header line that an older reader takes for that of a concatenated log.
+#[test]
+fn a_csv_log_ends_with_the_number_of_its_dropped_records() {
+    let ended = |dropped| {
+        let mut bytes = Vec::new();
+        let mut encoder = xlog_trace::encoder(Format::Csv);
+        encoder.begin(&xlog_trace::Header::new(), &mut bytes);
+        let record = Record::new(Action::Allocate, 0, 1, 1).with_ptr(4096).with_bytes(7);
+        encoder.record(&record, &Names::new(), &mut bytes);
+        encoder.end(1, dropped, &mut bytes);
+        bytes
+    };
+    let text = String::from_utf8(ended(17)).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert_eq!(lines[2], lines[0].replace("stack", "dropped_records=17"));
+    assert_eq!(lines[0].matches(',').count(), lines[2].matches(',').count());
+    // Alone, and before and behind another log.
+    let logs = [ended(17), [ended(0), ended(17)].concat(), [ended(17), ended(4)].concat()];
+    for (log, expected) in logs.iter().zip([(1, 17), (2, 17), (2, 21)]) {
+        let mut log = reader(log, Strictness::Strict);
+        let summary = Summary::of(&mut log).unwrap();
+        assert_eq!((summary.records, log.report().dropped_at_source), expected);
+        assert!(log.report().is_incomplete());
+    }
+}
+
 /// A log of `xlogmem run join`, written before logs had segments.
 const OLD: &[u8] = include_bytes!("logs/join-0.1.xtrace");
 

@@ -83,13 +83,19 @@ pub(crate) fn run(arguments: &ExecArguments) -> Result<(u8, Option<String>), Ref
     let (name, rest) =
         arguments.program.split_first().ok_or_else(|| "a program is missing".to_owned())?;
     let settings = Settings::of(arguments)?;
+    let mut caught = signals::catch().map_err(|error| format!("signals: {error}"))?;
     let library = library::install()?;
     let note = Note::new().map_err(|error| format!("a temporary folder: {error}"))?;
+    if let Some(signal) = caught.pending().next() {
+        drop(note);
+        signals::end(signal);
+        return Ok((u8::try_from(128 + signal).unwrap_or(1), None));
+    }
 
     let mut command = Command::new(name);
     command.args(rest).env(PRELOAD, preloaded(&library)).env(NOTE, &note.path);
     settings.pass_to(&mut command);
-    let status = signals::wait(&mut command)
+    let status = signals::wait(&mut command, caught)
         .map_err(|error| format!("{}: {error}", Path::new(name).display()))?;
 
     let warning = (!note.has_grown()).then(|| {

@@ -2,6 +2,9 @@
 //!
 //! The terminal sends SIGINT and SIGQUIT to its whole foreground process group, which includes the program. So these two
 //! are not forwarded in the foreground. A signal ignored at the start (`nohup`) stays ignored, here and in the program.
+//!
+//! The signals are caught before the first temporary file exists. One that arrives before the program starts ends the
+//! command, after its files are removed.
 
 use std::process::{Command, ExitStatus};
 use std::sync::Arc;
@@ -10,14 +13,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
 
-/// Runs a command until it ends.
-pub(super) fn wait(command: &mut Command) -> std::io::Result<ExitStatus> {
+/// Catches the signals that a program is sent through this process.
+pub(super) fn catch() -> std::io::Result<Signals> {
     let ignored = ignored();
     let handled = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
-    let handled = handled.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
     // A handler is reset to the default in the program, but an ignored signal stays ignored.
-    let mut signals = Signals::new(handled)?;
+    Signals::new(handled.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0))
+}
+
+/// Ends this process by the default action of a signal.
+pub(super) fn end(signal: i32) {
+    let _ = emulate_default_handler(signal);
+}
+
+/// Runs a command until it ends.
+pub(super) fn wait(command: &mut Command, mut signals: Signals) -> std::io::Result<ExitStatus> {
     let handle = signals.handle();
     let mut child = command.spawn()?;
     let process = Pid::from_child(&child);

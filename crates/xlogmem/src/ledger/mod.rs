@@ -81,7 +81,7 @@ pub(crate) fn run(arguments: &LedgerArguments) -> Result<Output, Refusal> {
         let first = round == 1;
         let report = report(&place, arguments.reclaim, limit.filter(|_| first))?;
         let output = show(arguments, &report);
-        if print(&output.text).is_err() {
+        if print(&output.text, None).is_err() {
             return Ok(Output { text: String::new(), ..output });
         }
         std::thread::sleep(arguments.every);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use xlog_cuda::Result;
+use xlog_cuda::XlogError;
 use xlog_cuda::device_runtime::{
     AllocRequest, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, PoolSnapshot,
     ResourceError, StreamLease,
@@ -99,15 +99,44 @@ struct Replay<'a> {
     samples: Mutex<Vec<Sample>>,
 }
 
+/// The reason why a replay could not be done.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Device(XlogError),
+    /// It needs more memory than the system gives.
+    TooLarge(String),
+}
+
+impl From<XlogError> for Failure {
+    fn from(error: XlogError) -> Self {
+        Self::Device(error)
+    }
+}
+
+/// Blocks with their state after a replay.
+type Slots = Box<dyn Iterator<Item = Slot>>;
+
+/// Returns an empty vector with space for `count` parts of a replay.
+fn vector<T>(count: usize) -> Result<Vec<T>, Failure> {
+    let mut all = Vec::new();
+    all.try_reserve_exact(count).map_err(|_| {
+        let mib = count.saturating_mul(size_of::<T>()).div_ceil(1 << 20);
+        Failure::TooLarge(format!(
+            "the table of a replay takes {mib} MiB of memory, which the system does not give"
+        ))
+    })?;
+    Ok(all)
+}
+
 /// Returns the number of streams that a replay of `plan` needs.
 pub(super) fn streams_of(plan: &Plan) -> usize {
     plan.figures.streams.clamp(1, MAX_STREAMS)
 }
 
 /// Replays `plan` on `stack`. The outcome lists refused calls; an error means that the replay could not be done.
-pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> {
-    let streams =
-        (0..streams_of(plan)).map(|_| Ok(stack.streams().lease()?)).collect::<Result<Vec<_>>>()?;
+pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome, Failure> {
+    let streams = (0..streams_of(plan)).map(|_| Ok(stack.streams().lease()?));
+    let streams = streams.collect::<xlog_cuda::Result<Vec<_>>>()?;
     let resource = stack.resource();
     let replay = Replay {
         plan,
@@ -122,9 +151,9 @@ pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> 
         samples: Mutex::new(Vec::new()),
     };
     let (mut outcome, slots) = match mode {
-        Mode::Sequential => replay.sequential(),
-        Mode::Threads => replay.by_threads(None),
-        Mode::Recorded(speed) => replay.by_threads(Some(speed)),
+        Mode::Sequential => replay.sequential()?,
+        Mode::Threads => replay.by_threads(None)?,
+        Mode::Recorded(speed) => replay.by_threads(Some(speed))?,
     };
     outcome.peak_live_bytes = replay.peak.load(Ordering::Relaxed);
     outcome.at_end = stack.snapshot();
@@ -145,12 +174,27 @@ pub(super) fn replay(plan: &Plan, stack: &Stack, mode: Mode) -> Result<Outcome> 
 }
 
 impl Replay<'_> {
-    fn slots(&self) -> impl Iterator<Item = Slot> {
-        (0..self.plan.blocks).map(|_| Slot::default())
+    /// Returns a slot for each block of the log.
+    fn slots<T: Default>(&self) -> Result<Vec<T>, Failure> {
+        let mut slots = vector(self.plan.blocks as usize)?;
+        slots.extend((0..self.plan.blocks).map(|_| T::default()));
+        Ok(slots)
     }
 
-    fn sequential(&self) -> (Outcome, Vec<Slot>) {
-        let mut slots: Vec<Slot> = self.slots().collect();
+    /// Returns the indices of the operations of each thread.
+    fn shares(&self, threads: usize) -> Result<Vec<Vec<u32>>, Failure> {
+        let of = |operation: &Operation| operation.thread as usize % threads;
+        let mut counts = vec![0; threads];
+        self.plan.operations.iter().for_each(|operation| counts[of(operation)] += 1);
+        let mut shares = counts.into_iter().map(vector).collect::<Result<Vec<_>, _>>()?;
+        for (at, operation) in self.plan.operations.iter().enumerate() {
+            shares[of(operation)].push(at as u32);
+        }
+        Ok(shares)
+    }
+
+    fn sequential(&self) -> Result<(Outcome, Slots), Failure> {
+        let mut slots: Vec<Slot> = self.slots()?;
         let mut worker = Worker::default();
         let mut none = Slot::default();
         let start = Instant::now();
@@ -159,18 +203,13 @@ impl Replay<'_> {
             self.perform(at, operation, slot, &mut worker);
         }
         worker.outcome.seconds = start.elapsed().as_secs_f64();
-        (worker.outcome, slots)
+        Ok((worker.outcome, Box::new(slots.into_iter())))
     }
 
-    fn by_threads(&self, speed: Option<f64>) -> (Outcome, Vec<Slot>) {
-        let slots: Vec<Mutex<Slot>> = self.slots().map(Mutex::new).collect();
+    fn by_threads(&self, speed: Option<f64>) -> Result<(Outcome, Slots), Failure> {
+        let slots: Vec<Mutex<Slot>> = self.slots()?;
         let threads = self.plan.figures.threads.clamp(1, MAX_THREADS);
-        let mut shares: Vec<Vec<u32>> = vec![Vec::new(); threads];
-        for (at, operation) in self.plan.operations.iter().enumerate() {
-            if let Some(share) = shares.get_mut(operation.thread as usize) {
-                share.push(at as u32);
-            }
-        }
+        let shares = self.shares(threads)?;
         let first = self.plan.operations.iter().map(|operation| operation.time).min().unwrap_or(0);
         let total = Mutex::new(Outcome::default());
         let start = Instant::now();
@@ -189,7 +228,7 @@ impl Replay<'_> {
         run_threads(self.stack.device(), threads as u32, body);
         let mut outcome = total.into_inner();
         outcome.seconds = start.elapsed().as_secs_f64();
-        (outcome, slots.into_iter().map(Mutex::into_inner).collect())
+        Ok((outcome, Box::new(slots.into_iter().map(Mutex::into_inner))))
     }
 
     /// Performs an operation after the earlier ones on its block. Waiting follows the recorded order, so there is no deadlock.
@@ -276,7 +315,7 @@ impl Replay<'_> {
         align: u32,
         slot: &mut Slot,
         outcome: &mut Outcome,
-    ) -> std::result::Result<(), ResourceError> {
+    ) -> Result<(), ResourceError> {
         let stream = self.stream(operation.stream);
         let tag = self.tag_of(operation).unwrap_or(AllocTag::UNTAGGED);
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -306,7 +345,7 @@ impl Replay<'_> {
         operation: &Operation,
         slot: &mut Slot,
         outcome: &mut Outcome,
-    ) -> std::result::Result<(), ResourceError> {
+    ) -> Result<(), ResourceError> {
         let State::Live(block, bytes) = std::mem::replace(&mut slot.state, State::Failed) else {
             outcome.skipped += 1;
             return Ok(());
@@ -330,8 +369,8 @@ impl Replay<'_> {
         operation: &Operation,
         slot: &Slot,
         outcome: &mut Outcome,
-        call: impl FnOnce(BlockId, xlog_cuda::StreamId) -> std::result::Result<(), ResourceError>,
-    ) -> std::result::Result<(), ResourceError> {
+        call: impl FnOnce(BlockId, xlog_cuda::StreamId) -> Result<(), ResourceError>,
+    ) -> Result<(), ResourceError> {
         let id = match &slot.state {
             State::Live(block, _) if self.tracks => BlockId::from_block(block),
             State::Gone(id) if self.tracks => *id,

@@ -16,7 +16,7 @@ use crate::Output;
 use crate::cli::{self, Refusal};
 use crate::doctor::{Cuda, select};
 use crate::size;
-use execute::{Mode, replay, streams_of};
+use execute::{Failure, Mode, replay, streams_of};
 use plan::{Plan, Problem};
 pub(crate) use report::PoolReport;
 use report::{Report, RunReport};
@@ -171,8 +171,12 @@ fn work(
     }
     report.log_figures = Some(plan.figures.clone());
     for &kind in &request.kinds {
-        let run = run_once(&plan, request, spec, kind)
-            .map_err(|error| Trouble::Found(format!("{spec}, {kind}: {error}")))?;
+        let run = run_once(&plan, request, spec, kind).map_err(|failure| match failure {
+            Failure::Device(error) => Trouble::Found(format!("{spec}, {kind}: {error}")),
+            Failure::TooLarge(line) => {
+                Trouble::Refused(format!("{}: {line}", arguments.log.display()))
+            }
+        })?;
         report.add(run);
     }
     Ok(())
@@ -183,7 +187,7 @@ fn run_once(
     request: &Request,
     spec: DeviceSpec,
     kind: StackKind,
-) -> xlog_cuda::Result<RunReport> {
+) -> Result<RunReport, Failure> {
     let stack = Stack::open(spec, kind, request.budget, streams_of(plan))?;
     let outcome = replay(plan, &stack, request.mode)?;
     stack.drain()?;

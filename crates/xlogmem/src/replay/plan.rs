@@ -2,14 +2,17 @@
 //!
 //! All lookups happen here, so a replay only calls the resource. Faults of the log (frees of unknown blocks, allocations at
 //! live addresses) are counted and repaired if possible: a block whose address is allocated again is freed first.
-//! Operations on one block are numbered, and every replay keeps their order. Memory: 56 bytes per operation.
+//! Operations on one block are numbered, and every replay keeps their order.
+//!
+//! Memory: 56 bytes per operation, and a limit of live blocks. Tables grow before each record; without memory for that the
+//! log is refused.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, TryReserveError, VecDeque};
 use std::time::Duration;
 
 use serde::Serialize;
 use xlog_cuda::device_runtime::{Access, AllocTag};
-use xlog_trace::{Action, Names, Record, Source, TraceError, UseAccess};
+use xlog_trace::{Action, Names, Record, Source, TraceError, UseAccess, reserve_live};
 
 /// The maximum number of separate streams; further ones share them.
 pub(super) const MAX_STREAMS: usize = 128;
@@ -122,8 +125,8 @@ struct Linker {
     streams: HashMap<Option<u32>, u16>,
     threads: HashMap<(u32, u64), u16>,
     tags: HashMap<Option<xlog_trace::NameId>, u32>,
-    /// Open uses by block, stream and access.
-    open: HashMap<(Key, u16, u8), VecDeque<Operation>>,
+    /// Indices of the operations that opened a use, by block, stream and access.
+    open: HashMap<(Key, u16, u8), VecDeque<u32>>,
     devices: HashSet<(u32, u32)>,
     live_bytes: u64,
 }
@@ -144,7 +147,7 @@ impl Plan {
     pub(super) fn read(source: &mut impl Source, strict: bool) -> Result<Self, Problem> {
         let mut linker = Linker::default();
         while let Some(record) = source.next_record().map_err(Problem::Reading)? {
-            linker.push(&record, source.names());
+            linker.push(&record, source.names())?;
             if let (true, Some(problem)) = (strict, &linker.plan.figures.first_problem) {
                 return Err(Problem::Found(problem.clone()));
             }
@@ -153,7 +156,7 @@ impl Plan {
                 return Err(Problem::TooLong(line));
             }
         }
-        Ok(linker.finish())
+        linker.finish()
     }
 
     /// Refuses a replay in recorded time that would take more than a day: time stamps may be arbitrary.
@@ -194,22 +197,39 @@ impl Plan {
 }
 
 impl Linker {
-    fn push(&mut self, record: &Record, names: &Names) {
+    /// Reserves space for all that a record can add, except a live block.
+    fn reserve(&mut self) -> Result<(), TryReserveError> {
+        // An allocation may first free the block at its address.
+        self.plan.operations.try_reserve(2)?;
+        self.plan.tags.try_reserve(1)?;
+        self.plan.threads.try_reserve(1)?;
+        self.plan.streams.try_reserve(1)?;
+        self.turns.try_reserve(1)?;
+        self.streams.try_reserve(1)?;
+        self.threads.try_reserve(1)?;
+        self.tags.try_reserve(1)?;
+        self.open.try_reserve(1)?;
+        self.devices.try_reserve(1)
+    }
+
+    fn push(&mut self, record: &Record, names: &Names) -> Result<(), Problem> {
         if record.is_failure() {
             self.plan.figures.recorded_failures += 1;
-            return;
+            return Ok(());
         }
+        self.reserve().map_err(|_| too_large(self.plan.operations.len()))?;
         let key = record
             .ptr()
             .filter(|ptr| *ptr != 0)
             .map(|ptr| (record.process(), record.device(), ptr));
         match (record.action(), key) {
             (Action::Allocate, Some(key)) if record.bytes().unwrap_or(0) > 0 => {
+                reserve_live(&mut self.live).map_err(Problem::Reading)?;
                 self.allocate(record, key, names);
             }
             (Action::Deallocate, Some(key)) => self.free(record, key),
-            (Action::UsePrepare, Some(key)) => self.use_block(record, key, true),
-            (Action::UseFinish, Some(key)) => self.use_block(record, key, false),
+            (Action::UsePrepare, Some(key)) => self.open_use(record, key)?,
+            (Action::UseFinish, Some(key)) => self.close_use(record, key),
             (Action::ReapPending, _) => {
                 let operation = self.operation(record, What::Reap, 0);
                 self.plan.operations.push(operation);
@@ -219,6 +239,7 @@ impl Linker {
             (Action::SegmentTake | Action::SegmentReturn, _) => {}
             _ => self.plan.figures.other += 1,
         }
+        Ok(())
     }
 
     fn allocate(&mut self, record: &Record, key: Key, names: &Names) {
@@ -274,30 +295,35 @@ impl Linker {
         self.plan.operations.push(operation);
     }
 
-    fn use_block(&mut self, record: &Record, key: Key, begins: bool) {
-        let access = match record.access() {
-            Some(UseAccess::Read) => Access::Read,
-            Some(UseAccess::Write) => Access::Write,
-            _ => Access::ReadWrite,
+    fn open_use(&mut self, record: &Record, key: Key) -> Result<(), Problem> {
+        let Some(live) = self.find(record, key) else {
+            self.plan.figures.unknown_blocks += 1;
+            self.problem(record, "uses a block whose allocation is not in the log");
+            return Ok(());
         };
+        let access = access_of(record);
+        let operation = self.on_block(record, What::Prepare(access), live.block);
+        let at = self.plan.operations.len();
+        let open = self.open.entry((key, operation.stream, access as u8)).or_default();
+        open.try_reserve(1).map_err(|_| too_large(at))?;
+        open.push_back(at as u32);
+        self.plan.figures.uses += 1;
+        self.plan.operations.push(operation);
+        Ok(())
+    }
+
+    /// Adds the end of a use. Its block may be freed by now, so it is the block of the open use.
+    fn close_use(&mut self, record: &Record, key: Key) {
+        let access = access_of(record);
         let stream = self.operation(record, What::Reap, 0).stream;
         let place = (key, stream, access as u8);
-        if begins {
-            let Some(live) = self.find(record, key) else {
-                self.plan.figures.unknown_blocks += 1;
-                self.problem(record, "uses a block whose allocation is not in the log");
-                return;
-            };
-            let operation = self.on_block(record, What::Prepare(access), live.block);
-            self.open.entry(place).or_default().push_back(operation);
-            self.plan.figures.uses += 1;
-            self.plan.operations.push(operation);
-            return;
+        let begun = self.open.get_mut(&place).and_then(VecDeque::pop_front);
+        if self.open.get(&place).is_some_and(VecDeque::is_empty) {
+            self.open.remove(&place);
         }
-        // A use may be closed after its block was freed, so the block comes from the open use.
-        match self.open.get_mut(&place).and_then(VecDeque::pop_front) {
-            Some(begun) => {
-                let operation = self.on_block(record, What::Finish(access), begun.block);
+        match begun.and_then(|at| self.plan.operations.get(at as usize)).map(|begun| begun.block) {
+            Some(block) => {
+                let operation = self.on_block(record, What::Finish(access), block);
                 self.plan.operations.push(operation);
             }
             None => {
@@ -349,11 +375,18 @@ impl Linker {
         }
     }
 
-    fn finish(mut self) -> Plan {
+    fn finish(mut self) -> Result<Plan, Problem> {
         // An open use would keep its block alive forever, so the plan closes it.
-        let mut open: Vec<Operation> = self.open.drain().flat_map(|(_, begun)| begun).collect();
-        open.sort_unstable_by_key(|begun| begun.order);
-        for begun in open {
+        let operations = self.plan.operations.len();
+        let refuse = |_| too_large(operations);
+        let count = self.open.values().map(VecDeque::len).sum();
+        let mut open: Vec<u32> = Vec::new();
+        open.try_reserve_exact(count).map_err(refuse)?;
+        open.extend(self.open.drain().flat_map(|(_, begun)| begun));
+        open.sort_unstable();
+        self.plan.operations.try_reserve_exact(count).map_err(refuse)?;
+        for at in open {
+            let Some(begun) = self.plan.operations.get(at as usize).copied() else { continue };
             let (What::Prepare(access), Some(turns)) =
                 (begun.what, self.turns.get_mut(begun.block as usize))
             else {
@@ -372,8 +405,26 @@ impl Linker {
         figures.streams = self.streams.len();
         figures.devices = self.devices.len();
         self.plan.blocks = self.turns.len() as u32;
-        self.plan
+        Ok(self.plan)
     }
+}
+
+fn access_of(record: &Record) -> Access {
+    match record.access() {
+        Some(UseAccess::Read) => Access::Read,
+        Some(UseAccess::Write) => Access::Write,
+        _ => Access::ReadWrite,
+    }
+}
+
+/// Refuses a log of more operations than memory is available for.
+fn too_large(operations: usize) -> Problem {
+    // The vector of operations doubles, and the old one is copied; the other tables are smaller.
+    let bytes = operations.max(1).saturating_mul(3 * size_of::<Operation>());
+    Problem::TooLong(format!(
+        "a replay of its first {operations} operations and more takes {} MiB of memory, which the system does not give",
+        bytes.div_ceil(1 << 20)
+    ))
 }
 
 #[cfg(test)]

@@ -143,7 +143,12 @@ fn a_converted_log_is_as_incomplete_as_its_input_where_the_format_can_say_so() {
             (reading["records"].clone(), reading["dropped_by_writer"].clone(), is_open)
         };
         assert_eq!(read(log), read(&copy), "{log}");
-        for other in ["copy.csv", "copy.rmm.csv", "copy.json", "copy.pickle"] {
+        let csv = scratch.path("copy.csv");
+        let (_, dropped, _) = read(log);
+        let words = if dropped == 0 { "looks complete" } else { "marked as incomplete" };
+        let report = warned(&["convert", log, &csv], &[log, words, &csv]);
+        assert_eq!((&report["carries_loss"], read(&csv).1), (&(dropped != 0).into(), dropped));
+        for other in ["copy.rmm.csv", "copy.json", "copy.pickle"] {
             let out = scratch.path(other);
             let report = warned(&["convert", log, &out], &[log, "looks complete", &out]);
             assert_eq!(report["carries_loss"], false);

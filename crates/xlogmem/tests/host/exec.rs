@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::scratch::Scratch;
 use crate::support::{assert_refused, json, text, xlogmem};
 
@@ -89,11 +91,52 @@ fn exec_passes_a_signal_on() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
-    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
-    assert!(kill.unwrap().success());
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "caught");
     assert_eq!(child.wait().unwrap().code(), Some(5));
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
+}
+
+/// The temporary files below a folder.
+fn temporary_files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    // What is listed may be gone by now.
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        match entry.file_name().to_string_lossy().starts_with(".tmp") {
+            true => found.push(entry.path()),
+            false => found.extend(temporary_files(&entry.path())),
+        }
+    }
+    found
+}
+
+#[test]
+fn exec_leaves_no_temporary_file_if_it_is_ended_before_the_program_starts() {
+    let scratch = Scratch::new("exec-begins");
+    let mut ended = 0;
+    // Not every round meets the file while it is written.
+    for round in 0.. {
+        let cache = PathBuf::from(scratch.path(&format!("cache-{round}")));
+        let temporary = scratch.path(&format!("temporary-{round}"));
+        std::fs::create_dir(&temporary).unwrap();
+        let mut command = xlogmem();
+        command.env("TMPDIR", &temporary).env("XDG_CACHE_HOME", &cache).args(["exec", "true"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while child.try_wait().unwrap().is_none() {
+            if !temporary_files(&cache).is_empty() {
+                kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+                ended += 1;
+                break;
+            }
+        }
+        child.wait().unwrap();
+        assert_eq!(temporary_files(&cache), Vec::<PathBuf>::new());
+        assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0);
+        std::fs::remove_dir_all(&cache).unwrap();
+        if ended == 5 {
+            break;
+        }
+    }
 }
 
 #[test]
@@ -213,8 +256,7 @@ fn exec_passes_an_interrupt_on_that_no_terminal_sent() {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(kill.unwrap().success());
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(lines.next().unwrap().unwrap(), "caught");
     assert_eq!(child.wait().unwrap().code(), Some(5));
 }

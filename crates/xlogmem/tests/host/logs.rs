@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::scratch::{Scratch, bad, good, page, run, warned};
 use crate::support::{assert_refused, text, xlogmem};
-use xlog_trace::{Action, Format, Header, LogWriter, Names, Record};
+use xlog_trace::{Action, Format, Header, LogWriter, MAX_FRAMES, MAX_NAME_BYTES, Names, Record};
 
 /// Three allocations, two frees, one failure; one block is never freed.
 const RMM: &str = "Thread,Time,Action,Pointer,Size,Stream
@@ -376,7 +376,7 @@ fn a_log_equals_itself_whatever_its_tags() {
 }
 
 /// The command in a shell with this limit, which fails calls instead of ending the process.
-fn limited(limit: &str, arguments: &[&str]) -> Command {
+pub(crate) fn limited(limit: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     let script = format!("trap '' XFSZ; ulimit {limit} && exec \"$0\" \"$@\"");
     command.args(["-c", &script]).arg(xlogmem().get_program()).args(arguments);
@@ -392,12 +392,13 @@ fn limited(limit: &str, arguments: &[&str]) -> Command {
 #[test]
 fn a_run_says_how_many_records_of_its_log_are_missing() {
     let scratch = Scratch::new("full-disk");
-    for work in [
-        &["run", "handoff", "--rounds", "500"][..],
-        &["run", "churn", "--allocations", "5000"],
-        &["run", "join", "--rows", "2000", "--repeat", "40"],
+    for (work, format) in [
+        (&["run", "handoff", "--rounds", "500"][..], "xtrace"),
+        (&["run", "churn", "--allocations", "5000"], "xtrace"),
+        (&["run", "churn", "--allocations", "5000"], "csv"),
+        (&["run", "join", "--rows", "2000", "--repeat", "40"], "xtrace"),
     ] {
-        let log = scratch.path(&format!("{}.xtrace", work[1]));
+        let log = scratch.path(&format!("{}.{format}", work[1]));
         let arguments = [work, &["--device", "sim:1", "--log", &log]].concat();
         let whole = good(&arguments);
         assert_eq!(whole["log"]["dropped_records"], 0, "{work:?}");
@@ -423,6 +424,11 @@ fn a_run_says_how_many_records_of_its_log_are_missing() {
         let reading = &summary["reading"];
         let is_told = reading["not_closed"] == true || reading["dropped_by_writer"] != 0;
         assert!(is_told && reading["records"].as_u64().unwrap() < records, "{reading:#}");
+        if format == "csv" {
+            let [read, dropped] =
+                ["records", "dropped_by_writer"].map(|count| reading[count].as_u64().unwrap());
+            assert_eq!(read + dropped, records, "{reading:#}");
+        }
     }
 }
 
@@ -451,9 +457,66 @@ fn too_many_live_blocks_are_refused_with_what_they_would_take() {
         &["report", &log, "-o", &page],
         &["diff", &log, &log],
         &["convert", &log, &scratch.path("out.json")],
+        &["convert", &log, &scratch.path("out.pickle")],
     ] {
         let output = limited("-v 120000", command).output().unwrap();
         assert_refused(&output, &["blocks are live", "MiB of memory", "leaks.xtrace"]);
     }
     assert_eq!(scratch.names(), ["leaks.xtrace"]);
+}
+
+#[test]
+fn a_replay_without_memory_for_its_plan_is_refused_with_what_it_would_take() {
+    let scratch = Scratch::new("plan");
+    let log = scratch.path("leaks.xtrace");
+    leaks(std::fs::File::create(&log).unwrap());
+    for limit in ["-v 60000", "-v 70000", "-v 80000"] {
+        let command = ["replay", &log, "--device", "sim:1", "--mode", "threads"];
+        let output = limited(limit, &command).output().unwrap();
+        assert_refused(&output, &["MiB of memory", "leaks.xtrace"]);
+    }
+}
+
+/// Writes a log whose stacks share two long texts: formatted, its frames take hundreds of times its size.
+fn deep_stacks(path: &str) {
+    let mut names = Names::new();
+    let frames = ["a", "b"].map(|text| names.intern(&text.repeat(MAX_NAME_BYTES)));
+    let file = BufWriter::new(std::fs::File::create(path).unwrap());
+    let mut log = LogWriter::new(Format::Binary, &Header::new(), file);
+    for number in 1..=600_u64 {
+        let depth = 0..MAX_FRAMES as u32;
+        let stack: Vec<_> =
+            depth.map(|depth| frames[usize::from(number >> (depth % 60) & 1 == 1)]).collect();
+        let record = Record::new(Action::Allocate, 0, number, number)
+            .with_ptr(number << 8)
+            .with_bytes(256)
+            .with_stack(names.intern_stack(&stack));
+        log.write(&record, &names).unwrap();
+    }
+    drop(log.finish().unwrap());
+}
+
+#[test]
+fn stacks_that_share_their_texts_take_the_memory_of_one() {
+    let scratch = Scratch::new("stacks");
+    let log = scratch.path("stacks.xtrace");
+    deep_stacks(&log);
+    assert!(std::fs::metadata(&log).unwrap().len() < 1 << 20);
+    let (page, pickle) = (scratch.path("page.html"), scratch.path("out.pickle"));
+    for command in [
+        &["summary", &log][..],
+        &["summary", &log, "--json"],
+        &["report", &log],
+        &["report", &log, "-o", &page],
+        &["diff", &log, &log],
+        &["convert", &log, &pickle],
+    ] {
+        // The texts of all frames take 157 MB.
+        let mut command_line = limited("-v 120000", command);
+        let output = command_line.stdout(Stdio::null()).stderr(Stdio::piped()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{command:?}: {}", text(&output.stderr));
+    }
+    for written in [&page, &pickle] {
+        assert!(std::fs::metadata(written).unwrap().len() < 1 << 20);
+    }
 }

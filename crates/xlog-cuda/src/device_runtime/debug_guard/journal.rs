@@ -7,6 +7,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Instant;
 
+use xlog_base::escape;
 use xlog_driver::sync::Mutex;
 
 use super::checker::{Finding, Findings};
@@ -15,7 +16,7 @@ use super::redzones::{CANARY, FREED};
 use super::report::{BlockInfo, DamageKind, FoundBy, GuardReport, Moment};
 use crate::device_runtime::logging::QueryScope;
 use crate::device_runtime::resource::{ResourceError, StreamId};
-use crate::device_runtime::runtime::print_line;
+use crate::device_runtime::runtime::print_report;
 
 /// The maximum number of stored reports; further ones are only counted.
 const MAX_KEPT: usize = 1000;
@@ -117,12 +118,14 @@ impl Journal {
     pub(super) fn write(&self, text: fmt::Arguments<'_>) {
         let path = match &self.output {
             GuardOutput::Silent => return,
-            GuardOutput::StandardError => return print_line(text),
+            GuardOutput::StandardError => return print_report(text),
             GuardOutput::File(path) => path,
         };
         let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
         if let Err(error) = file.and_then(|mut file| writeln!(file, "{text}")) {
-            print_line(format_args!("{text}\n(not written to {}: {error})", path.display()));
+            let path = path.display().to_string();
+            let path = escape::line(&path);
+            print_report(format_args!("{text}\n(not written to {path}: {error})"));
         }
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, escape};
 
 use super::{MIN_ALIGN, ResourceError, ResourceResult};
 
@@ -59,9 +59,10 @@ impl AllocTag {
     }
 }
 
+/// Displays the label, with escapes for what would control a terminal or break the line.
 impl fmt::Display for AllocTag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
+        f.write_str(&escape::line(self.0))
     }
 }
 

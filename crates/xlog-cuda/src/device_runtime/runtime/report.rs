@@ -7,7 +7,7 @@ use std::fmt;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, escape};
 
 use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 
@@ -120,7 +120,7 @@ pub(crate) fn report_unread_races(sim: &xlog_sim::SimDevice) {
     let spec = crate::CudaDevice::spec_of(sim);
     let shown: Vec<_> = unread.first.iter().take(SHOWN).map(|race| format!("\n  {race}")).collect();
     catch_panic(|| {
-        print_line(format_args!(
+        print_report(format_args!(
             "{} races on device \"{spec}\" were neither returned by a call nor read by CudaDevice::races(); the first {}:{}",
             unread.total,
             shown.len(),
@@ -130,9 +130,19 @@ pub(crate) fn report_unread_races(sim: &xlog_sim::SimDevice) {
 }
 
 /// Writes one line to standard error.
+#[cfg(feature = "ledger")]
 pub(crate) fn print_line(line: fmt::Arguments<'_>) {
+    print(&escape::line(&line.to_string()));
+}
+
+/// Writes a report to standard error. Its own line breaks stay, so the names in it are escaped before.
+pub(crate) fn print_report(report: fmt::Arguments<'_>) {
+    print(&escape::lines(&report.to_string()));
+}
+
+fn print(text: &str) {
     // `eprintln` panics if standard error is closed.
-    let _ = writeln!(std::io::stderr(), "xlog-cuda: {line}");
+    let _ = writeln!(std::io::stderr(), "xlog-cuda: {text}");
 }
 
 /// Runs the work of a drop and stops a panic in it, after the panic hook has reported it.
@@ -156,7 +166,7 @@ impl<T: fmt::Display> Hook<T> {
         let handler = *self.0.lock();
         catch_panic(|| match handler {
             Some(handler) => handler(report),
-            None => print_line(format_args!("{report}")),
+            None => print_report(format_args!("{report}")),
         });
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use xlog_base::size_text;
+use xlog_base::{escape, size_text};
 
 use super::core::Statistics;
 use crate::device_runtime::logging::clock;
@@ -136,7 +136,11 @@ impl fmt::Display for LiveReport {
             let TagShare { tag, blocks, bytes, oldest, youngest } = share;
             let bytes = size_text(*bytes as u64);
             let (old, young) = (Age(*oldest), Age(*youngest));
-            writeln!(f, "  {:<32} {bytes:>10} in {blocks} blocks, {young} to {old} old", tag.0)?;
+            writeln!(
+                f,
+                "  {:<32} {bytes:>10} in {blocks} blocks, {young} to {old} old",
+                escape::line(tag.0)
+            )?;
         }
         if tags.len() > TAGS_SHOWN {
             writeln!(f, "  ... and {} more tags", tags.len() - TAGS_SHOWN)?;
@@ -190,5 +194,37 @@ impl fmt::Display for Age {
             7200..172_800 => write!(f, "{} h", seconds / 3600),
             _ => write!(f, "{} days", seconds / 86_400),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_neither_commands_the_terminal_nor_makes_a_line() {
+        let tag = AllocTag("ev\u{1b}[2Jil\u{202e}\nforged: yes");
+        let age = Duration::from_secs(1);
+        let share = TagShare { tag, blocks: 1, bytes: 8, oldest: age, youngest: age };
+        let block = LiveBlock {
+            ptr: 256,
+            bytes: 8,
+            generation: Generation(1),
+            tag,
+            stream: None,
+            query_id: None,
+            age,
+            backtrace: None,
+        };
+        let report = LiveReport {
+            device_ordinal: 0,
+            blocks: 1,
+            bytes: 8,
+            tags: vec![share],
+            oldest: vec![block],
+        };
+        let text = report.to_string();
+        assert_eq!(text.matches("ev\\u001b[2Jil\\u202e\\nforged: yes").count(), 2, "{text:?}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']) && !text.contains("\nforged"), "{text:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use xlog_base::{PowerHistogram, size_text};
+use xlog_base::{PowerHistogram, escape, size_text};
 
 use crate::device_runtime::resource::{AllocTag, StreamId};
 
@@ -135,7 +135,7 @@ impl fmt::Display for StatisticsSnapshot {
             writeln!(
                 f,
                 "{:<32} {:>10} {:>9} {:>10} {:>12}",
-                tag.0,
+                escape::line(tag.0),
                 size_text(usage.current_bytes as u64),
                 usage.current_blocks,
                 size_text(usage.peak_bytes as u64),

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use xlog_cuda::DeviceSpec;
 use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
+use xlog_report::escape;
 
 use super::watch::Scratch;
 use super::{TenantsArguments, spawn};
@@ -73,7 +74,7 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<Output, Refusal> {
     );
     let mut stdout = std::io::stdout().lock();
     // Without a reader the demo is pointless.
-    let shown = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    let shown = stdout.write_all(escape::lines(&text).as_bytes()).and_then(|()| stdout.flush());
     drop(stdout);
     if shown.is_ok() {
         std::thread::sleep(arguments.time);

@@ -2,7 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
-use super::{COMMANDS, Place, READERS, Scratch, run, text};
+use super::{COMMANDS, FILES, Place, READERS, Scratch, run, text, xlogmem};
+use crate::logs::limited;
 use xlog_cuda::ledger::{DeviceKey, Ledger, LedgerConfig};
 
 /// An escape sequence, its C1 form, DEL, overrides of direction, zero width, and a line of its own.
@@ -73,6 +74,25 @@ fn no_name_commands_the_terminal_in_any_command() {
     show(&["generate", "llm", "--records", "10", "-o", &format!("{output}.csv")]);
     show(&["report", &plain, "-o", &format!("{output}.html")]);
     show(&["convert", &plain, &format!("{output}.json")]);
+    for (line, format) in FILES {
+        let line = place.line(line, &plain, &format!("{output}.{format}"));
+        show(&line.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    for log in [format!("{output}.xtrace"), format!("/nonexistent/{EVIL}/run.xtrace")] {
+        show(&["run", "churn", "--device", "sim:1", "--allocations", "1", "--log", &log]);
+        show(&["exec", "--log", &log, "--", "true"]);
+    }
+}
+
+#[test]
+fn no_name_of_a_log_on_a_full_disk_commands_the_terminal() {
+    let scratch = Scratch::new("evil-full");
+    let log = scratch.path(&format!("{EVIL}.xtrace"));
+    let churn = ["run", "churn", "--device", "sim:1", "--allocations", "5000", "--log", &log];
+    let output = limited("-f 8", &churn).output().unwrap();
+    let errors = text(&output.stderr);
+    assert!(errors.contains("xlog-trace: writing ") && errors.contains("ev\\u001b"), "{errors:?}");
+    assert_harmless("a full disk", errors);
 }
 
 #[test]
@@ -92,6 +112,12 @@ fn no_name_in_a_ledger_commands_the_terminal() {
     for folder in [scratch.path(""), damaged] {
         show(&["top", "--once", "--every", "0.05", "--ledger", &folder]);
         show(&["ledger", "--ledger", &folder]);
-        show(&["doctor", "--device", "sim", "--ledger", &folder]);
+        for arguments in [&["doctor", "--device", "sim"][..], &["run", "join", "--rows", "10"]] {
+            let mut command = xlogmem();
+            let output = command.args(arguments).env("XLOG_DEVICE_LEDGER", &folder).output();
+            let output = output.unwrap();
+            assert_harmless(&format!("{arguments:?}"), text(&output.stdout));
+            assert_harmless(&format!("{arguments:?}"), text(&output.stderr));
+        }
     }
 }
