@@ -12,6 +12,7 @@ use xlog_cuda::device_runtime::{
 };
 
 use crate::fixture::{Fixture, Stop, TAG, ensure};
+use crate::lives;
 use crate::probe::{CACHED_BYTES, Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
 
 const BYTES: usize = 1000;
@@ -137,6 +138,15 @@ pub(crate) fn block_state(fixture: &Fixture) -> Result<(), Stop> {
         return Err(lost("deallocate_with_state", "the block is retired below"));
     }
     Ok(fixture.resource.finish_block_use(id, other.id(), Access::Read)?)
+}
+
+/// A decorator that keeps the block itself need not forward the call.
+pub(crate) fn while_live(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match lives::a_free_inside_work_completes_after_it(fixture) {
+        Err(Stop::Failed(text)) => Err(lost("while_live", &text)),
+        kept => kept,
+    }
 }
 
 /// Fails if the decorator counts less than is charged, as one that counts only in `allocate` does.
