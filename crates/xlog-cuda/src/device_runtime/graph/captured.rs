@@ -246,17 +246,17 @@ impl Arena {
         Ok(())
     }
 
-    /// Keeps a block from outside that was freed on a stream of the capture, until the capture ends.
-    pub(super) fn defer_free(&self, block: DeviceBlock) -> ResourceResult<()> {
+    /// Keeps a block from outside that was freed on a stream of the capture, until the capture ends. Returns the block if the capture
+    /// has ended.
+    pub(super) fn defer_free(&self, block: DeviceBlock) -> ResourceResult<Option<DeviceBlock>> {
         let mut state = self.state.lock();
         let generation = block.generation;
-        match &mut state.open {
-            Some(open) if open.frees.iter().all(|known| known.generation != generation) => {
-                open.frees.push(block);
-                Ok(())
-            }
-            _ => Err(ResourceError::UseAfterFree { generation }),
+        let Some(open) = &mut state.open else { return Ok(Some(block)) };
+        if open.frees.iter().any(|known| known.generation == generation) {
+            return Err(ResourceError::UseAfterFree { generation });
         }
+        open.frees.push(block);
+        Ok(None)
     }
 
     pub(super) fn has_open_use(&self, block: BlockId, stream: StreamId) -> bool {

@@ -53,12 +53,13 @@ impl DeviceMemoryResource for GraphRegistry {
             }
             return Ok(());
         }
-        match self.capture_of_member(block.alloc_stream) {
+        let block = match self.capture_of_member(block.alloc_stream) {
             Some(capture) if self.inner.block_state(id) == BlockState::Live => {
-                capture.arena.defer_free(block)
+                capture.arena.defer_free(block)?
             }
-            _ => self.inner.deallocate(block),
-        }
+            _ => Some(block),
+        };
+        block.map_or(Ok(()), |block| self.inner.deallocate(block))
     }
 
     fn device_ordinal(&self) -> u32 {

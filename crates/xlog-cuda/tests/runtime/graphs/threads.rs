@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::support::{BYTES, assert_empty, copy, fill, manager, runtimes};
 use xlog_cuda::CudaDevice;
@@ -51,6 +52,34 @@ fn a_capture_that_begins_beside_requests_frees_and_waits_on_its_stream_stays_who
         }
         assert!(device.races().is_empty(), "seed {seed}: {:?}", device.races());
     }
+}
+
+#[test]
+fn a_free_that_meets_the_end_of_a_capture_loses_no_block() {
+    let device = Arc::new(CudaDevice::open("sim").unwrap());
+    for runtime in runtimes(&device) {
+        let stream = runtime.stream_pool().lease().unwrap();
+        for _ in 0..1000 {
+            let block = runtime.allocate(BYTES, stream.id(), AllocTag("rows")).unwrap();
+            let is_open = AtomicBool::new(false);
+            let captures = || {
+                let open = |_: &CaptureScope<'_>| {
+                    is_open.store(true, Ordering::Release);
+                    Ok(())
+                };
+                drop(runtime.capture(stream.id(), open).unwrap());
+            };
+            let frees = || {
+                while !is_open.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                runtime.deallocate(block).unwrap();
+            };
+            threads(&device, vec![Box::new(captures), Box::new(frees)]);
+        }
+        assert_empty(&runtime);
+    }
+    assert!(device.races().is_empty(), "{:?}", device.races());
 }
 
 /// The other library has a stream of the runtime, and tells nothing when it begins to capture. Not in the global mode: other tests of this
