@@ -237,7 +237,8 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         let queue = &*runtime.stream_pool().try_resolve(stream)?;
         queue.refuse_capture("a copy of page-locked memory")?;
         let writes = access.writes();
-        let (dst, src) = if writes { (block.ptr, slice.ptr()) } else { (slice.ptr(), block.ptr) };
+        let (host, other_ptr) = (block.ptr, slice.address());
+        let (dst, src) = if writes { (host, other_ptr) } else { (other_ptr, host) };
         let other = BlockUse {
             resource: runtime.checked()?,
             block: other,
