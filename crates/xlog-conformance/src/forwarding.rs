@@ -13,6 +13,7 @@ use xlog_cuda::device_runtime::{
 };
 
 use crate::fixture::{Fixture, Stop, TAG, ensure};
+use crate::lives;
 use crate::probe::{CACHED_BYTES, Calls, FREE_SPACE, LIMIT, PHYSICAL_BYTES};
 
 const BYTES: usize = 1000;
@@ -138,6 +139,15 @@ pub(crate) fn block_state(fixture: &Fixture) -> Result<(), Stop> {
         return Err(lost("deallocate_with_state", "the block is retired below"));
     }
     Ok(fixture.resource.finish_block_use(id, other.id(), Access::Read)?)
+}
+
+/// A decorator that keeps the block itself need not forward the call.
+pub(crate) fn while_live(fixture: &Fixture) -> Result<(), Stop> {
+    below(fixture)?;
+    match lives::a_free_inside_work_completes_after_it(fixture) {
+        Err(Stop::Failed(text)) => Err(lost("while_live", &text)),
+        kept => kept,
+    }
 }
 
 /// Fails if the decorator counts less than is charged, as one that counts only in `allocate` does.
@@ -286,7 +296,10 @@ pub(crate) fn reserve_budget(fixture: &Fixture) -> Result<(), Stop> {
 pub(crate) fn log_refusal(fixture: &Fixture) -> Result<(), Stop> {
     let request = AllocRequest::new(BYTES, StreamId::DEFAULT, AllocTag("refused"));
     let error = ResourceError::OutOfBudget { requested: BYTES, remaining: 0 };
-    reaches(fixture, &["log_refusal"], || Ok(fixture.resource.log_refusal(request, &error)))
+    reaches(fixture, &["log_refusal"], || {
+        fixture.resource.log_refusal(request, &error);
+        Ok(())
+    })
 }
 
 pub(crate) fn allocate_request_reserved(fixture: &Fixture) -> Result<(), Stop> {

@@ -96,7 +96,8 @@ const CHECKS: &[Check] = checks! {
         refuse_unknown_streams, refuse_claims_that_are_not_the_live_block,
         finish_without_prepare_is_refused, a_use_is_closed_once, many_uses_may_be_open;
     lives: state_at_each_step, free_with_an_open_use, free_with_many_open_uses,
-        a_retired_block_refuses_new_uses, an_open_use_is_skipped_by_reaps;
+        a_retired_block_refuses_new_uses, an_open_use_is_skipped_by_reaps,
+        a_free_inside_work_completes_after_it;
     ordering: a_first_use_elsewhere_waits_for_the_allocation, a_read_waits_for_writes,
         a_read_does_not_wait_for_reads, a_write_waits_for_reads_and_writes,
         a_free_waits_for_every_use, a_free_waits_for_a_recorded_use,
@@ -120,7 +121,7 @@ const CHECKS: &[Check] = checks! {
 /// Further checks of a decorator.
 const OF_DECORATORS: &[Check] = checks! {
     forwarding: reap_pending, reap_completed, supports_block_use_tracking,
-        record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state,
+        record_block_use, prepare_and_finish_block_use, finish_block_uses, block_state, while_live,
         allocate_request, charge_for, home,
         statistics, trim, trim_under_pressure, return_idle, on_growth, meter_physical, cap_physical, watch_segments, physical_bytes,
         memory_use, free_space, places_blocks, reserve_budget,

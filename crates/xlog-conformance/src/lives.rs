@@ -1,5 +1,8 @@
 //! The states of a block, as `block_state` reports them.
-use xlog_cuda::device_runtime::{Access, BlockId, BlockState, DeviceMemoryResource, StreamId};
+use xlog_cuda::DeviceStream;
+use xlog_cuda::device_runtime::{
+    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, StreamId,
+};
 
 use crate::bytes;
 use crate::fixture::{Fixture, Refusal, Stop, ensure, twin};
@@ -129,4 +132,37 @@ pub(crate) fn an_open_use_is_skipped_by_reaps(fixture: &Fixture) -> Result<(), S
     fixture.resource.finish_block_use(id, foreign.id(), Access::Read)?;
     let default = fixture.allocate(16, StreamId::DEFAULT)?;
     Ok(fixture.resource.deallocate(default)?)
+}
+
+/// Copies of buffers rely on this: another thread may free the block while a copy is queued.
+pub(crate) fn a_free_inside_work_completes_after_it(fixture: &Fixture) -> Result<(), Stop> {
+    let [own] = fixture.leases()?;
+    let block = fixture.allocate(4096, own.id())?;
+    let (id, again) = (BlockId::from_block(&block), twin(&block));
+    let (mut block, mut inside) = (Some(block), Ok(()));
+    let ran = fixture.resource.while_live(id, &mut || {
+        inside = block.take().map_or(Ok(()), |block| free_inside(fixture, block, &own));
+    });
+    inside?;
+    ran?;
+    Refusal::UseAfterFree.expect(fixture.resource.deallocate(again), "a second free after work")?;
+    fixture.resource.reap_pending()?;
+    fixture.state(id, BlockState::Freed, "when the work in which it was freed has ended")
+}
+
+/// Frees a block inside its work, which goes on to use it.
+fn free_inside(fixture: &Fixture, block: DeviceBlock, own: &DeviceStream) -> Result<(), Stop> {
+    let id = BlockId::from_block(&block);
+    let due = fixture.resource.bytes_outstanding();
+    fixture.resource.deallocate(block)?;
+    if !fixture.tracks() && fixture.resource.block_state(id) == BlockState::Freed {
+        let reason = "the resource tracks no uses, and frees the block of running work";
+        return Err(Stop::Skipped(reason.to_owned()));
+    }
+    fixture.state(id, BlockState::Retired, "freed inside work")?;
+    fixture.resource.reap_completed()?;
+    fixture.resource.reap_pending()?;
+    fixture.state(id, BlockState::Retired, "freed inside work and reaped")?;
+    fixture.outstanding(due, "freed inside work and reaped")?;
+    bytes::fill(own, id, 7, 4096)
 }

@@ -61,6 +61,8 @@ pub use limits::{LedgerPreview, LimitPreview};
 pub use log_file::{check_log, open_log};
 pub use report::{FailedFree, LeakReport, set_failed_free_handler, set_leak_handler};
 
+#[cfg(feature = "trace")]
+pub(crate) use exit::watch_pinned;
 #[cfg(all(feature = "sim", feature = "trace"))]
 pub(crate) use exit::watch_races;
 #[cfg(feature = "ledger")]
@@ -72,7 +74,11 @@ pub(crate) use report::print_line;
 pub(crate) use report::print_report;
 #[cfg(feature = "sim")]
 pub(crate) use report::report_unread_races;
-pub(crate) use report::{catch_panic, report_failed_free};
+pub(crate) use report::{catch_panic, report_failed_free, report_leak};
+
+/// Does nothing without the exit handler of the feature `trace`.
+#[cfg(not(feature = "trace"))]
+pub(crate) fn watch_pinned(_: &Arc<super::PinnedHostResource>) {}
 
 /// The number of device ordinals in the process-wide table.
 pub const MAX_DEVICE_ORDINALS: usize = 16;

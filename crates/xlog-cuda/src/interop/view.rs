@@ -44,7 +44,7 @@ impl<'a> Opened<'a> {
         slice: &TrackedCudaSlice<T>,
         access: Access,
     ) -> ResourceResult<Self> {
-        let ptr = slice.ptr();
+        let ptr = slice.address();
         if slice.is_empty() {
             return Ok(Self { stream, ptr, access, is_open: false });
         }

@@ -112,7 +112,7 @@ impl<'a, T: DeviceRepr> DeviceView<'a, T> {
     }
 
     /// Returns the device address of the first element, even if the buffer hides it.
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.buffer.address() + (self.part.start * size_of::<T>()) as u64
     }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use xlog_cuda::device_runtime::{
     Access, AllocTag, AsyncCudaResource, BlockId, DebugGuardResource, DeviceMemoryResource,
-    DirectCudaResource, GuardConfig, GuardMode, PoolConfig, PoolResource, PoolSegments,
-    StreamLease, StreamPool,
+    DirectCudaResource, GuardConfig, GuardMode, PinnedHostResource, PoolConfig, PoolResource,
+    PoolSegments, StreamLease, StreamPool,
 };
 use xlog_cuda::{CudaDevice, DeviceStream};
 
@@ -54,11 +54,13 @@ fn resources(
     };
     let direct = DirectCudaResource::new(device.clone(), ordinal);
     let asynchronous = AsyncCudaResource::new(device.clone(), ordinal, streams.clone());
+    let pinned = PinnedHostResource::new(device.clone(), ordinal, streams.clone());
     let bare: Vec<(&str, Resource)> = vec![
         ("direct", Box::new(direct)),
         ("async", Box::new(asynchronous)),
         ("pool of mapped memory", Box::new(pool(PoolSegments::Automatic))),
         ("pool of plain memory", Box::new(pool(PoolSegments::Plain))),
+        ("page-locked memory", Box::new(pinned)),
     ];
     let guarded = |resource| -> Resource {
         match guard {

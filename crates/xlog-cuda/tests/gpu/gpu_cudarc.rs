@@ -81,6 +81,21 @@ fn a_view_used_on_a_stream_of_cudarcs_is_ordered_before_and_after() {
 }
 
 #[test]
+fn a_view_reaches_a_buffer_that_hides_its_address() {
+    let Some(device) = gpu::gpu("a_view_reaches_a_buffer_that_hides_its_address") else { return };
+    let runtime = gpu::runtime(&device, 1);
+    let lease = runtime.stream_pool().lease().unwrap();
+    let ours = CudarcStream::new(Arc::clone(lease.stream())).unwrap();
+    let manager = GpuMemoryManager::with_runtime(runtime).tracked_only();
+    let mut data = manager.alloc::<u32>(ROWS).unwrap();
+    let sent: Vec<u32> = (0..ROWS as u32).collect();
+    let mut view = ours.write(&mut data).unwrap();
+    ours.cudarc().memcpy_htod(&sent, &mut view).unwrap();
+    view.close().unwrap();
+    assert_eq!(data.to_vec().unwrap(), sent);
+}
+
+#[test]
 fn cudarc_launches_with_views_and_with_buffers() {
     let Some(device) = gpu::gpu("cudarc_launches_with_views_and_with_buffers") else { return };
     let runtime = gpu::runtime(&device, 1);

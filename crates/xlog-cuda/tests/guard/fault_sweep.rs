@@ -1,7 +1,8 @@
 //! Every driver call fails in turn, under every guard mode and every resource; afterwards nothing is lost.
 //!
 //! By default a sample runs: of each kind of call its first and one other. `XLOG_FAULT_SWEEP=complete` makes every call of the program
-//! fail, once with an error code, once with out-of-memory, once by the loss of the device.
+//! fail, once with an error code, once with out-of-memory, once by the loss of the device. A lost device gives nothing back: there the errors
+//! are typed, no block is free twice, and the budget charges nothing that is not outstanding.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::num::NonZeroU64;
@@ -10,17 +11,19 @@ use std::sync::Arc;
 use xlog_conformance::BoxedResource;
 use xlog_cuda::CudaDevice;
 use xlog_cuda::device_runtime::{
-    Access, AllocRequest, AsyncCudaResource, BlockId, DebugGuardResource, DeviceBlock,
-    DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, GuardMode, PoolConfig,
-    PoolResource, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
+    Access, AllocRequest, AsyncCudaResource, BlockId, BlockState, DebugGuardResource, DeviceBlock,
+    DeviceMemoryResource, DirectCudaResource, GlobalDeviceBudget, GuardMode, PinnedHostResource,
+    PoolConfig, PoolResource, PoolSegments, ResourceError, ResourceResult, StreamLease, StreamPool,
 };
 use xlog_cuda::sim::{Call, Fault};
 
 use crate::faults::{Meter, device, taken};
-use crate::support::{ROWS, quiet};
+use crate::support::{ROWS, quiet, twin};
 
 const LIMIT: usize = 64 << 20;
 const SIZES: [usize; 5] = [100, 70_000, 1000, 3, 300_000];
+
+const FAULTS: [Fault; 3] = [Fault::Code(999), Fault::OutOfMemory, Fault::DeviceLost];
 
 #[derive(Clone, Copy, Debug)]
 enum Backend {
@@ -28,22 +31,33 @@ enum Backend {
     Async,
     PoolMapped,
     PoolPlain,
+    PoolOverAsync,
+    PinnedHost,
 }
 
-const BACKENDS: [Backend; 4] =
-    [Backend::Direct, Backend::Async, Backend::PoolMapped, Backend::PoolPlain];
+#[derive(Clone, Copy, Debug)]
+struct Guard {
+    mode: GuardMode,
+    is_synchronous: bool,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     backend: Backend,
-    guard: Option<GuardMode>,
+    guard: Option<Guard>,
 }
 
-fn settings() -> Vec<Setting> {
+fn settings(backend: Backend) -> Vec<Setting> {
+    let of = |mode, is_synchronous| Some(Guard { mode, is_synchronous });
     let sampled = GuardMode::Sampled(NonZeroU64::new(2).unwrap());
-    let guards = [None, Some(GuardMode::Canaries), Some(GuardMode::Pages), Some(sampled)];
-    let of = |backend| guards.into_iter().map(move |guard| Setting { backend, guard });
-    BACKENDS.into_iter().flat_map(of).collect()
+    let guards = [
+        None,
+        of(GuardMode::Canaries, false),
+        of(GuardMode::Canaries, true),
+        of(GuardMode::Pages, false),
+        of(sampled, false),
+    ];
+    guards.into_iter().map(|guard| Setting { backend, guard }).collect()
 }
 
 fn build(
@@ -61,11 +75,19 @@ fn build(
         Backend::Async => Box::new(AsyncCudaResource::new(owned, 0, streams)),
         Backend::PoolMapped => Box::new(pool(PoolSegments::Mapped).ok()?),
         Backend::PoolPlain => Box::new(pool(PoolSegments::Plain).ok()?),
+        Backend::PoolOverAsync => {
+            let inner = Box::new(AsyncCudaResource::new(owned, 0, streams.clone()));
+            Box::new(PoolResource::over(inner, streams, PoolConfig::default()).ok()?)
+        }
+        Backend::PinnedHost => {
+            Box::new(PinnedHostResource::new(owned, 0, streams).with_chunk(1 << 19))
+        }
     };
     Some(match setting.guard {
         None => memory,
-        Some(mode) => {
-            let config = quiet().with_mode(mode).with_quarantine(1 << 20, 2);
+        Some(Guard { mode, is_synchronous }) => {
+            let config = quiet().with_mode(mode).with_synchronous(is_synchronous);
+            let config = config.with_quarantine(1 << 20, 2);
             Box::new(DebugGuardResource::new(memory, config))
         }
     })
@@ -166,31 +188,56 @@ fn run(setting: Setting, planned: Option<(Call, u64, Fault)>) -> Vec<u64> {
         let budget = GlobalDeviceBudget::new(resource, LIMIT);
         let leases: Vec<_> = (0..3).filter_map(|_| streams.lease().ok()).collect();
         let mut program = Program { resource: &budget, live: Vec::new(), errors: 0 };
-        let metered = budget.meter_physical(meter.clone());
-        // A meter that was refused counts nothing.
-        let is_metered = program.note(metered).is_some();
+        // A meter that was refused counts nothing. Page-locked memory is none of the device.
+        let is_page_locked = matches!(setting.backend, Backend::PinnedHost);
+        let is_metered =
+            !is_page_locked && program.note(budget.meter_physical(meter.clone())).is_some();
         if leases.len() == 3 {
             (0..16).for_each(|n| program.step(n, &leases));
         }
         if !is_lost {
             faults.clear();
         }
+        // A lost device fails every call, and loses no block: what was freed is not free again.
+        let is_allowed = |done: &ResourceResult<()>| match done {
+            Ok(()) => true,
+            Err(error) => is_lost && matches!(error, ResourceError::Driver(_)),
+        };
         for block in std::mem::take(&mut program.live) {
+            let (id, again) = (BlockId::from_block(&block), twin(&block));
             let freed = budget.deallocate(block);
-            assert!(freed.is_ok() || is_lost, "{what}: {freed:?}");
+            assert!(is_allowed(&freed), "{what}: {freed:?}");
+            assert_ne!(budget.block_state(id), BlockState::Live, "{what}: {freed:?}");
+            let refused = budget.deallocate(again);
+            assert!(
+                matches!(refused, Err(ResourceError::UseAfterFree { .. })),
+                "{what}: {refused:?}"
+            );
         }
         for _ in 0..2 {
             // What leaves a quarantine is freed by the reap that follows.
             let trimmed = budget.trim();
-            let reaped = budget.reap_pending();
-            let done = trimmed.and(reaped);
-            assert!(done.is_ok() || is_lost, "{what}: {done:?}");
+            let done = trimmed.and(budget.reap_pending());
+            assert!(is_allowed(&done), "{what}: {done:?}");
         }
-        if !is_lost {
+        if is_lost {
+            let (charged, held) = (budget.reserved_bytes(), budget.bytes_outstanding());
+            // A block between guard pages is charged until its stand-in is freed, even if its pages are gone.
+            let has_pages = setting.guard.is_some_and(|guard| guard.mode == GuardMode::Pages);
+            assert!(
+                has_pages || charged <= held,
+                "{what}: {charged} bytes charged, {held} outstanding"
+            );
+        } else {
             assert_eq!(budget.bytes_outstanding(), 0, "{what}: bytes outstanding");
             assert_eq!(budget.reserved_bytes(), 0, "{what}: the budget is not full again");
             let trimmed = budget.trim();
             assert!(trimmed.is_ok(), "{what}: {trimmed:?}");
+            if is_page_locked {
+                // Nothing is outstanding, so what is held is free.
+                let held = budget.free_space().map(|free| free.bytes);
+                assert_eq!(held, Some(0), "{what}: page-locked memory is not returned");
+            }
             let metered = if is_metered { meter.bytes() } else { taken(&device) };
             assert_eq!(metered, taken(&device), "{what}: metered is not what is taken");
         }
@@ -205,10 +252,10 @@ fn run(setting: Setting, planned: Option<(Call, u64, Fault)>) -> Vec<u64> {
     made
 }
 
-fn sweep(of_backend: fn(Backend) -> bool) {
+fn sweep(backend: Backend) {
     let complete = std::env::var("XLOG_FAULT_SWEEP").is_ok_and(|value| value == "complete");
     let mut runs = 0_u64;
-    for setting in settings().into_iter().filter(|setting| of_backend(setting.backend)) {
+    for setting in settings(backend) {
         let made = run(setting, None);
         for (call, made) in Call::ALL.iter().zip(made) {
             let picked: Vec<u64> = match complete {
@@ -216,8 +263,11 @@ fn sweep(of_backend: fn(Backend) -> bool) {
                 false => vec![1, 2 + (runs * 7919) % made.max(2)],
             };
             for nth in picked.into_iter().filter(|nth| *nth <= made) {
-                for fault in [Fault::Code(999), Fault::OutOfMemory, Fault::DeviceLost] {
-                    run(setting, Some((*call, nth, fault)));
+                // In the sample a later call fails in one of these ways, in another one each time.
+                let way = runs as usize % FAULTS.len();
+                let ways = if complete || nth == 1 { 0..=FAULTS.len() - 1 } else { way..=way };
+                for fault in &FAULTS[ways] {
+                    run(setting, Some((*call, nth, *fault)));
                     runs += 1;
                 }
             }
@@ -229,20 +279,30 @@ fn sweep(of_backend: fn(Backend) -> bool) {
 
 #[test]
 fn nothing_is_lost_when_a_driver_call_fails_under_the_direct_resource() {
-    sweep(|backend| matches!(backend, Backend::Direct));
+    sweep(Backend::Direct);
 }
 
 #[test]
 fn nothing_is_lost_when_a_driver_call_fails_under_the_async_resource() {
-    sweep(|backend| matches!(backend, Backend::Async));
+    sweep(Backend::Async);
 }
 
 #[test]
 fn nothing_is_lost_when_a_driver_call_fails_under_a_mapped_pool() {
-    sweep(|backend| matches!(backend, Backend::PoolMapped));
+    sweep(Backend::PoolMapped);
 }
 
 #[test]
 fn nothing_is_lost_when_a_driver_call_fails_under_a_plain_pool() {
-    sweep(|backend| matches!(backend, Backend::PoolPlain));
+    sweep(Backend::PoolPlain);
+}
+
+#[test]
+fn nothing_is_lost_when_a_driver_call_fails_under_a_pool_over_the_async_resource() {
+    sweep(Backend::PoolOverAsync);
+}
+
+#[test]
+fn nothing_is_lost_when_a_driver_call_fails_under_page_locked_memory() {
+    sweep(Backend::PinnedHost);
 }

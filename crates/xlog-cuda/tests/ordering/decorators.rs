@@ -159,6 +159,7 @@ fn what_a_decorator_does_not_forward_is_named() {
     for_each_device(|device| {
         let report = forwarding(device, |inner| Box::new(Partial(inner)));
         for method in [
+            "while_live",
             "charge_for",
             "home",
             "statistics",

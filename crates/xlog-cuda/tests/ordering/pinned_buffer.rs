@@ -64,6 +64,26 @@ fn what_the_host_writes_goes_to_the_device_and_comes_back() {
 }
 
 #[test]
+fn copies_reach_a_buffer_that_hides_its_address() {
+    for_each_device(|device| {
+        let rig = Rig::new(device);
+        let [stream] = rig.leases();
+        let mut column = rig.manager.tracked_only().alloc::<u32>(LEN).unwrap();
+        let mut staging = rig.pinned.alloc::<u32>(LEN, stream.id(), TAG).unwrap();
+        staging.as_mut_slice().unwrap().copy_from_slice(&numbers(5));
+        staging.copy_to(&mut column, stream.id()).unwrap();
+        assert_eq!(column.ptr(), 0, "only a recorder's preflight shows it");
+        staging.as_mut_slice().unwrap().fill(0);
+        let mut last = rig.pinned.alloc::<u32>(8, stream.id(), TAG).unwrap();
+        last.copy_from(column.slice(LEN - 8..).unwrap(), stream.id()).unwrap();
+        assert_eq!(last.as_slice().unwrap(), &numbers(5)[LEN - 8..]);
+        staging.copy_from(&column, stream.id()).unwrap();
+        assert_eq!(staging.as_slice().unwrap(), numbers(5));
+        assert!(device.races().is_empty(), "{:?}", device.races());
+    });
+}
+
+#[test]
 fn copies_do_not_wait_and_the_host_waits_for_what_conflicts_only() {
     for_each_device(|device| {
         let rig = Rig::new(device);

@@ -9,8 +9,8 @@ use std::process::Command;
 use std::sync::{Arc, Barrier};
 
 use xlog_cuda::device_runtime::{
-    AllocTag, MAX_DEVICE_ORDINALS, ResourceError, ResourceKind, RuntimeConfig, StreamId,
-    XlogDeviceRuntime,
+    AllocTag, DeviceMemoryResource, MAX_DEVICE_ORDINALS, PinnedHostResource, ResourceError,
+    ResourceKind, RuntimeConfig, StreamId, XlogDeviceRuntime,
 };
 use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{DeviceSpec, XlogError};
@@ -423,9 +423,13 @@ fn leaks_of_shared_runtimes_and_forgotten_buffers_are_reported_by_tag_at_exit() 
     assert!(!said.contains("kept"), "{said}");
     assert_eq!(
         said.matches("live blocks, ").count(),
-        2 * 2,
-        "a line and its table for each: {said}"
+        2 * 2 + 2,
+        "a line for each, and a table for each runtime: {said}"
     );
+    for (end, bytes) in [("ended", 8192), ("is alive at the end of the process", 1024)] {
+        let line = format!("page-locked memory of device \"sim\" (ordinal 0) {end} with 1 live");
+        assert!(said.contains(&line) && said.contains(&format!("{bytes} bytes")), "{said}");
+    }
     let said = errors_of("child_leaks_nothing");
     assert!(!said.contains("live blocks"), "{said}");
 }
@@ -446,6 +450,13 @@ fn child_leaks() {
     let own = XlogDeviceRuntime::with_config(device, &RuntimeConfig::default()).unwrap();
     let manager = xlog_cuda::GpuMemoryManager::with_runtime(Arc::new(own));
     std::mem::forget(manager.alloc_tagged::<u64>(512, AllocTag("lost keys")).unwrap());
+    // So does a buffer of page-locked memory; a block does not.
+    let (device, streams) = (manager.runtime().device(), manager.runtime().stream_pool());
+    let pinned = || Arc::new(PinnedHostResource::new(device.clone(), 0, streams.clone()));
+    let staging = pinned().alloc::<u8>(1024, StreamId::DEFAULT, AllocTag("staging"));
+    std::mem::forget(staging.unwrap());
+    drop(pinned().allocate(8192, StreamId::DEFAULT, AllocTag("staging")).unwrap());
+    drop(pinned().alloc::<u8>(2048, StreamId::DEFAULT, AllocTag("staging")).unwrap());
     drop(manager);
 }
 

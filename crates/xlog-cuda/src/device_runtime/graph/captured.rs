@@ -31,6 +31,20 @@ pub(super) struct CapturedUse {
     pub(super) outside: Option<BlockId>,
 }
 
+/// A use that is open in the capture. Its stream may be given back before the use is closed.
+#[derive(Debug)]
+struct OpenUse {
+    generation: Generation,
+    stream: StreamId,
+    member: Member,
+}
+
+impl OpenUse {
+    fn is(&self, generation: Generation, stream: StreamId) -> bool {
+        self.generation == generation && self.stream == stream
+    }
+}
+
 /// A block from outside that the captured work uses.
 #[derive(Debug)]
 struct OutsideBlock {
@@ -46,7 +60,7 @@ pub(super) struct OpenOrder {
     pub(super) number: u64,
     order: CapturedOrder,
     outside: Vec<OutsideBlock>,
-    open_uses: Vec<(Generation, StreamId)>,
+    open_uses: Vec<OpenUse>,
     /// Blocks from outside that were freed inside the capture, on one of its streams.
     frees: Vec<DeviceBlock>,
 }
@@ -190,25 +204,24 @@ impl Arena {
                 open.order.follow(stream.driver, member, &before)?;
             }
         }
-        open.open_uses.push((used.block.generation, stream.id));
+        let generation = used.block.generation;
+        open.open_uses.push(OpenUse { generation, stream: stream.id, member });
         Ok(())
     }
 
-    pub(super) fn finish(&self, used: CapturedUse, stream: OnStream<'_>) -> ResourceResult<()> {
+    /// Closes a use, and orders the work queued on its stream so far before what follows the use.
+    pub(super) fn finish(&self, used: CapturedUse, stream: StreamId) -> ResourceResult<()> {
         let mut state = self.state.lock();
         let ArenaState { blocks, free, open, .. } = &mut *state;
         let generation = used.block.generation;
         let misuse = || {
             ResourceError::StreamMisuse(format!(
-                "{generation} has no open use on {} in this capture",
-                stream.id
+                "{generation} has no open use on {stream} in this capture"
             ))
         };
         let Some(open) = open else { return Err(misuse()) };
-        let member = open.member(stream);
-        let this = (generation, stream.id);
-        let index = open.open_uses.iter().position(|known| *known == this).ok_or_else(misuse)?;
-        open.open_uses.swap_remove(index);
+        let index = open.open_uses.iter().position(|known| known.is(generation, stream));
+        let OpenUse { member, .. } = open.open_uses.swap_remove(index.ok_or_else(misuse)?);
         let point = open.order.point(member);
         match blocks.get_mut(&generation).filter(|inside| inside.capture == open.number) {
             Some(inside) => {
@@ -233,24 +246,23 @@ impl Arena {
         Ok(())
     }
 
-    /// Keeps a block from outside that was freed on a stream of the capture, until the capture ends. Returns the block if it has ended.
+    /// Keeps a block from outside that was freed on a stream of the capture, until the capture ends. Returns the block if the capture
+    /// has ended.
     pub(super) fn defer_free(&self, block: DeviceBlock) -> ResourceResult<Option<DeviceBlock>> {
         let mut state = self.state.lock();
         let generation = block.generation;
-        match &mut state.open {
-            None => Ok(Some(block)),
-            Some(open) if open.frees.iter().all(|known| known.generation != generation) => {
-                open.frees.push(block);
-                Ok(None)
-            }
-            Some(_) => Err(ResourceError::UseAfterFree { generation }),
+        let Some(open) = &mut state.open else { return Ok(Some(block)) };
+        if open.frees.iter().any(|known| known.generation == generation) {
+            return Err(ResourceError::UseAfterFree { generation });
         }
+        open.frees.push(block);
+        Ok(None)
     }
 
     pub(super) fn has_open_use(&self, block: BlockId, stream: StreamId) -> bool {
         let state = self.state.lock();
-        let this = (block.generation, stream);
-        state.open.as_ref().is_some_and(|open| open.open_uses.contains(&this))
+        let is_this = |known: &OpenUse| known.is(block.generation, stream);
+        state.open.as_ref().is_some_and(|open| open.open_uses.iter().any(is_this))
     }
 
     pub(super) fn open_capture(&self) -> Option<u64> {

@@ -340,11 +340,10 @@ impl GraphRegistry {
         let captures = self.state.lock().captures.clone();
         let open = captures.iter().find(|known| known.arena.open_capture() == Some(number));
         let Some(open) = open else { return Err(CaptureError::Ended { stream }.into()) };
-        let on_stream = self.on_stream(stream)?;
         let mut outcome = Ok(());
         for &(block, access) in uses {
             let used = CapturedUse { block, access, outside: None };
-            outcome = outcome.and(open.arena.finish(used, on_stream));
+            outcome = outcome.and(open.arena.finish(used, stream));
         }
         outcome
     }

@@ -168,7 +168,7 @@ impl DeviceMemoryResource for GraphRegistry {
             match self.capture_with_use(block, use_stream) {
                 Some(capture) => {
                     let used = CapturedUse { block, access, outside: None };
-                    outcome = outcome.and(capture.arena.finish(used, self.on_stream(use_stream)?));
+                    outcome = outcome.and(capture.arena.finish(used, use_stream));
                 }
                 None => outside.push((block, access)),
             }

@@ -18,7 +18,7 @@ use crate::device_runtime::resource::{
     Access, AllocRequest, AllocTag, BlockId, DeviceBlock, DeviceMemoryResource, MIN_ALIGN,
     ResourceError, ResourceResult, Seal, StreamId,
 };
-use crate::device_runtime::runtime::{FailedFree, report_failed_free};
+use crate::device_runtime::runtime::{FailedFree, report_failed_free, watch_pinned};
 use crate::memory::BlockUse;
 use crate::stream::{Completion, RawStream};
 use crate::{DeviceRepr, DeviceStream, DeviceView, DeviceViewMut, Result};
@@ -114,6 +114,7 @@ impl PinnedHostResource {
         let block = resource.allocate_request(request, None)?;
         match self.begin_buffer(&block, bytes) {
             Ok(host) if host.cast::<T>().is_aligned() => {
+                self.watched.call_once(|| watch_pinned(self));
                 buffer.host = host.cast();
                 buffer.block = Some(block);
                 Ok(buffer)
@@ -237,7 +238,8 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
         let queue = &*runtime.stream_pool().try_resolve(stream)?;
         queue.refuse_capture("a copy of page-locked memory")?;
         let writes = access.writes();
-        let (dst, src) = if writes { (block.ptr, slice.ptr()) } else { (slice.ptr(), block.ptr) };
+        let (host, other_ptr) = (block.ptr, slice.address());
+        let (dst, src) = if writes { (host, other_ptr) } else { (other_ptr, host) };
         let other = BlockUse {
             resource: runtime.checked()?,
             block: other,

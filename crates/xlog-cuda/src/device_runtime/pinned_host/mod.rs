@@ -19,7 +19,7 @@ mod slow_path;
 
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use xlog_driver::sync::Mutex;
 
@@ -37,6 +37,7 @@ use super::resource::{
     FreeSpace, Generation, MIN_ALIGN, ResourceError, ResourceHome, ResourceResult,
     ResourceStatistics, Seal, StreamId,
 };
+use super::runtime::{LeakReport, report_leak};
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
 
@@ -85,6 +86,8 @@ pub struct PinnedHostResource {
     slow_path: Mutex<()>,
     /// Held while chunks are freed, so that a request which needs their bytes waits for it.
     trimming: Mutex<()>,
+    /// Done once a typed buffer may keep the resource until the process ends.
+    watched: Once,
 }
 
 impl PinnedHostResource {
@@ -103,6 +106,7 @@ impl PinnedHostResource {
             retired: CompletedFrees::default(),
             slow_path: Mutex::default(),
             trimming: Mutex::default(),
+            watched: Once::new(),
         }
     }
 
@@ -143,6 +147,22 @@ impl PinnedHostResource {
         let host = self.chunks.lock().host_ptr(ptr).filter(|_| is_live);
         host.ok_or(ResourceError::UseAfterFree { generation: block.generation })
     }
+
+    /// Reports the blocks that are live at the end of the resource or of the process, whose memory is never freed.
+    pub(super) fn report_live_blocks(&self, at_exit: bool) {
+        let ResourceStatistics { live_blocks, bytes_outstanding: bytes, .. } = self.statistics();
+        if live_blocks > 0 {
+            report_leak(&LeakReport {
+                device: self.device.spec().to_owned(),
+                device_ordinal: self.ordinal,
+                at_exit,
+                is_page_locked: true,
+                live_blocks,
+                bytes,
+                holders: None,
+            });
+        }
+    }
 }
 
 impl UseTracking for PinnedHostResource {
@@ -161,10 +181,11 @@ impl UseTracking for PinnedHostResource {
 }
 
 impl Drop for PinnedHostResource {
-    /// Waits for the streams of returned blocks, and frees the memory. Chunks with live blocks stay.
+    /// Waits for the streams of returned blocks, and frees the memory. Reports live blocks, whose chunks stay.
     fn drop(&mut self) {
         let _ = self.reap_pending();
         let _ = self.release_chunks();
+        self.report_live_blocks(false);
     }
 }
 

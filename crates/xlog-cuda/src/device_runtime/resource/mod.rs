@@ -165,7 +165,7 @@ pub trait DeviceMemoryResource: Send + Sync {
     ///
     /// A concurrent free retires the block and completes after `work`. Unlike an open use, no other thread can end this: copies of
     /// buffers rely on it. The default only checks [`block_state`](Self::block_state) first; another thread may free the block after
-    /// the check.
+    /// the check, so a resource that takes memory itself overrides it.
     fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
         if let Some(inner) = self.inner_resource() {
             return inner.while_live(block, work);

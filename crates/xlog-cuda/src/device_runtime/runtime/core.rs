@@ -103,6 +103,7 @@ impl Drop for RuntimeCore {
                 device: self.device.spec().to_owned(),
                 device_ordinal: self.ordinal,
                 at_exit: false,
+                is_page_locked: false,
                 live_blocks: statistics.live_blocks,
                 bytes,
                 holders: self

@@ -1,7 +1,7 @@
 //! Reports of leaks and races at the end of the process.
 //!
 //! A shared runtime is never dropped, and a forgotten buffer keeps its runtime for ever: no drop can report them. So an exit handler
-//! reports the runtimes with live blocks, by tag, and the simulated devices with unread races.
+//! reports the runtimes with live blocks, by tag, page-locked memory with live blocks, and the simulated devices with unread races.
 //!
 //! The handler makes no driver call, since the driver may be gone. Its wait is bounded, since a running thread may hold a lock. It
 //! does not run on `abort`, `_exit` or a signal.
@@ -16,6 +16,7 @@ use xlog_sim::SimDevice;
 
 use super::report::report_leak;
 use super::{LeakReport, RuntimeCore};
+use crate::device_runtime::PinnedHostResource;
 
 /// The maximum time that an ending process waits for the report.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -38,6 +39,11 @@ pub(super) fn watch(core: &Arc<RuntimeCore>) {
     watch_reporting(core.clone());
 }
 
+/// Registers a resource of page-locked memory, which reports its live blocks if a forgotten buffer keeps it.
+pub(crate) fn watch_pinned(pinned: &Arc<PinnedHostResource>) {
+    watch_reporting(pinned.clone());
+}
+
 /// Registers a simulated device, which reports its unread races if it is open at the end of the process.
 #[cfg(feature = "sim")]
 pub(crate) fn watch_races(sim: &Arc<SimDevice>) {
@@ -58,6 +64,12 @@ impl Reporting for RuntimeCore {
         if let Some(leak) = live_blocks(self) {
             report_leak(&leak);
         }
+    }
+}
+
+impl Reporting for PinnedHostResource {
+    fn report(&self) {
+        self.report_live_blocks(true);
     }
 }
 
@@ -103,6 +115,7 @@ fn live_blocks(core: &RuntimeCore) -> Option<LeakReport> {
         device: core.device.spec().to_owned(),
         device_ordinal: core.ordinal,
         at_exit: true,
+        is_page_locked: false,
         live_blocks,
         bytes,
         holders,

@@ -13,6 +13,8 @@ use crate::device_runtime::resource::{AllocTag, BlockId, ResourceError};
 
 /// The live blocks of a runtime at its end or at the end of the process. They are never freed, nor are the parts of the runtime.
 ///
+/// A [`PinnedHostResource`](crate::device_runtime::PinnedHostResource) that no runtime holds reports its live blocks alike.
+///
 /// ```
 /// use xlog_cuda::device_runtime::{LeakReport, set_leak_handler};
 ///
@@ -30,6 +32,8 @@ pub struct LeakReport {
     pub device_ordinal: u32,
     /// Whether the runtime is still alive at the end of the process: it is shared, or a forgotten buffer keeps it.
     pub at_exit: bool,
+    /// Whether the blocks are those of a resource of page-locked memory, not of a runtime.
+    pub is_page_locked: bool,
     /// The number of live blocks; 0 if the resource does not count blocks.
     pub live_blocks: usize,
     /// Their bytes, and those of freed blocks whose free has not completed.
@@ -40,14 +44,16 @@ pub struct LeakReport {
 
 impl fmt::Display for LeakReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, device_ordinal, at_exit, live_blocks, bytes, holders } = self;
+        let Self { device, device_ordinal, at_exit, is_page_locked, live_blocks, bytes, holders } =
+            self;
+        let owner = if *is_page_locked { "page-locked memory" } else { "runtime" };
         let (end, goes) = match at_exit {
-            true => ("is alive at the end of the process", "the process ends"),
-            false => ("ended", "the runtime goes"),
+            true => ("is alive at the end of the process", "the process ends".to_owned()),
+            false => ("ended", format!("the {owner} goes")),
         };
         write!(
             f,
-            "the runtime of device {device:?} (ordinal {device_ordinal}) {end} with {live_blocks} live blocks, \
+            "the {owner} of device {device:?} (ordinal {device_ordinal}) {end} with {live_blocks} live blocks, \
              {bytes} bytes outstanding; they are leaked: free every block before {goes}"
         )?;
         match holders {
@@ -101,7 +107,7 @@ pub fn set_failed_free_handler(handler: fn(&FailedFree)) {
     FAILED_FREE.set(handler);
 }
 
-pub(super) fn report_leak(leak: &LeakReport) {
+pub(crate) fn report_leak(leak: &LeakReport) {
     LEAK.call(leak);
 }
 

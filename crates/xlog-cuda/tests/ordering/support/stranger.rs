@@ -29,6 +29,8 @@ pub enum Flaw {
     /// A finished write forgets the reads, also those it never waited for.
     FinishForgetsReads,
     FreesUnderOpenUses,
+    /// Work on the live block does not keep the block.
+    FreesUnderWork,
     RetiredAcceptsUses,
     FinishNeedsNoPrepare,
     RecordDoesNothing,
@@ -68,9 +70,21 @@ struct Record {
     bytes: usize,
     uses: Vec<Use>,
     open: Vec<Open>,
+    /// The calls of `while_live` that run.
+    works: usize,
     retired: bool,
     /// Set when the free is queued: completes with it.
     freed: Option<EventHandle>,
+}
+
+impl Record {
+    fn is_used(&self) -> bool {
+        !self.open.is_empty() || self.works > 0
+    }
+
+    fn awaits_free(&self) -> bool {
+        self.retired && self.freed.is_none() && !self.is_used()
+    }
 }
 
 #[derive(Default)]
@@ -161,7 +175,7 @@ impl Stranger {
         let mut state = self.state.lock();
         // Frees that failed.
         for record in state.records.values_mut() {
-            if record.retired && record.freed.is_none() && record.open.is_empty() {
+            if record.awaits_free() {
                 let stream = record.stream.clone();
                 self.free(record, &stream)?;
             }
@@ -203,7 +217,7 @@ impl Stranger {
         let first = !std::mem::replace(&mut record.retired, true);
         let counted = if self.has(Flaw::TrustsBytes) { block.bytes } else { record.bytes };
         record.bytes = counted;
-        if first && (record.open.is_empty() || self.has(Flaw::FreesUnderOpenUses)) {
+        if first && (!record.is_used() || self.has(Flaw::FreesUnderOpenUses)) {
             let stream = match self.has(Flaw::TrustsAllocStream) {
                 true => self.stream(block.alloc_stream)?,
                 false => record.stream.clone(),
@@ -261,7 +275,8 @@ impl DeviceMemoryResource for Stranger {
         let born = Use { event: self.event(&stream)?, writes: true, recorded: false };
         let uses = if self.has(Flaw::NotBornDependent) { vec![] } else { vec![born] };
         let id = BlockId::from_block(&block);
-        let record = Record { id, stream, bytes, uses, open: vec![], retired: false, freed: None };
+        let (open, works, retired, freed) = (vec![], 0, false, None);
+        let record = Record { id, stream, bytes, uses, open, works, retired, freed };
         state.records.insert(block.generation, record);
         Ok(block)
     }
@@ -373,7 +388,21 @@ impl DeviceMemoryResource for Stranger {
         }
         let event = self.event(&open.stream)?;
         record.uses.push(Use { event, writes: access.writes(), recorded: false });
-        if record.retired && record.freed.is_none() && record.open.is_empty() {
+        if record.awaits_free() {
+            let stream = record.stream.clone();
+            self.free(record, &stream)?;
+        }
+        Ok(())
+    }
+
+    fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
+        let kept = usize::from(!self.has(Flaw::FreesUnderWork));
+        self.live(&mut self.state.lock(), block)?.works += kept;
+        work();
+        let mut state = self.state.lock();
+        let Ok(record) = self.find(&mut state, block) else { return Ok(()) };
+        record.works -= kept;
+        if record.awaits_free() {
             let stream = record.stream.clone();
             self.free(record, &stream)?;
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::support::{BYTES, assert_empty, copy, fill, manager, runtimes};
 use xlog_cuda::device_runtime::{
-    CaptureError, CaptureOptions, ResourceError, StreamId, XlogDeviceRuntime,
+    Access, BlockState, CaptureError, CaptureOptions, ResourceError, StreamId, XlogDeviceRuntime,
 };
 use xlog_cuda::sim::{Call, Fault};
 use xlog_cuda::{LaunchRecorder, Result, XlogError};
@@ -259,6 +259,59 @@ fn a_free_on_the_stream_of_a_broken_capture_is_deferred_and_not_reported() {
             assert!(broken.is_err());
             assert_eq!(memory.failed_frees(), 0);
             assert_empty(&runtime);
+        }
+    });
+}
+
+#[test]
+fn uses_inside_and_outside_of_a_capture_are_closed_after_their_stream_was_given_back() {
+    for_each_sim(|device, sim| {
+        for runtime in runtimes(device) {
+            let memory = manager(&runtime);
+            let mut stream = Some(runtime.stream_pool().lease().unwrap());
+            let id = stream.as_ref().unwrap().id();
+            let blocks = [(); 3].map(|()| memory.alloc_zeroed::<u8>(BYTES).unwrap());
+            let uses = blocks.each_ref().map(|block| (block.id().unwrap(), Access::Write));
+            let prepare =
+                |index: usize| runtime.prepare_block_use(uses[index].0, id, Access::Write);
+            [0, 2].into_iter().for_each(|index| prepare(index).unwrap());
+            let graph = runtime.capture(id, |_| {
+                prepare(1)?;
+                drop(stream.take());
+                // The capture refuses events on its stream for uses outside. They are closed all the same.
+                let _ = runtime.finish_block_uses(&uses, id);
+                Ok(())
+            });
+            drop((graph.unwrap(), blocks));
+            assert_eq!(memory.failed_frees(), 0);
+            assert_empty(&runtime);
+            assert!(sim.races().is_empty(), "{:?}", sim.races());
+        }
+    });
+}
+
+#[test]
+fn a_recorder_closes_its_uses_in_a_capture_whose_stream_was_given_back() {
+    for_each_sim(|device, sim| {
+        for runtime in runtimes(device) {
+            let mut stream = Some(runtime.stream_pool().lease().unwrap());
+            let id = stream.as_ref().unwrap().id();
+            let memory = manager(&runtime).on_stream(id);
+            let graph = runtime.capture(id, |_| {
+                let block = memory.alloc::<u8>(BYTES)?;
+                let name = block.id().unwrap();
+                let mut recorder = LaunchRecorder::new_strict(id);
+                recorder.write(&block);
+                recorder.preflight(&runtime)?;
+                drop(stream.take());
+                recorder.commit(&runtime)?;
+                drop(block);
+                assert_eq!(runtime.block_state(name), BlockState::Freed);
+                Ok(())
+            });
+            drop(graph.unwrap());
+            assert_empty(&runtime);
+            assert!(sim.races().is_empty(), "{:?}", sim.races());
         }
     });
 }
