@@ -14,7 +14,7 @@ use crate::size::count;
 #[derive(Parser, Debug)]
 #[command(name = "xlogmem", version, max_term_width = 80, disable_help_subcommand = true)]
 #[command(
-    after_help = "Exit status: 0 all is well; 1 the work was done and the answer is no, or the device failed; 2 the command \
+    after_help = "Exit status: 0: success; 1: the command ran and the answer is negative, or the device failed; 2: the command \
                         could not be carried out as asked: a bad option, an input that cannot be read, an output that cannot be \
                         written."
 )]
@@ -67,7 +67,7 @@ pub(crate) enum Command {
     Generate(crate::generate::GenerateArguments),
     /// Measure the cost of operations on this machine, relative to their parts
     Bench(crate::bench::BenchArguments),
-    /// Write the completions of a shell
+    /// Write shell completions
     Completions(crate::shell::CompletionsArguments),
     /// Write the manual page
     Man(crate::shell::ManArguments),

@@ -21,9 +21,9 @@ const DIFFER: &str = "the logs differ";
 /// The arguments of `diff`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Compared are counts and bytes, of everything and of each tag. Times are shown and do not count.
+    after_help = "Compares counts and bytes, in total and by tag. Times are shown but do not affect the result.
 
-Exit status: 0 the logs say the same; 1 they differ; 2 the command line was refused, or a log cannot be read or is not whole."
+Exit status: 0: the logs agree; 1: they differ; 2: the command line was refused, or a log cannot be read or is incomplete."
 )]
 pub(crate) struct DiffArguments {
     /// The log before: xtrace, csv, rmm-csv, or a memory snapshot of PyTorch; - is standard input
@@ -38,7 +38,7 @@ pub(crate) struct DiffArguments {
     #[arg(long, value_name = "FORMAT")]
     from: Option<String>,
 
-    /// Go on with what is good of a log that is damaged or cut off
+    /// Read the intact part of a damaged or truncated log
     #[arg(long)]
     partial: bool,
 

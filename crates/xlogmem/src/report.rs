@@ -55,7 +55,7 @@ pub(crate) struct ReportArguments {
     #[arg(long, value_name = "FORMAT")]
     from: Option<String>,
 
-    /// Go on with what is good of a log that is damaged or cut off
+    /// Read the intact part of a damaged or truncated log
     #[arg(long)]
     partial: bool,
 

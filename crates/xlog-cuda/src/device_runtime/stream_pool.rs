@@ -30,7 +30,7 @@ pub const DEFAULT_MAX_STREAMS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StreamPoolError {
     /// All streams of the pool are leased.
-    #[error("all {max} streams of the pool are out; give one back or make the pool larger")]
+    #[error("all {max} streams of the pool are leased; release one, or raise max_streams")]
     Capacity {
         /// The maximum number of leased streams.
         max: usize,

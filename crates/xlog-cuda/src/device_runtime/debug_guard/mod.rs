@@ -63,7 +63,7 @@ const LAST_LOOKS: u32 = 1000;
 ///
 /// let rows = guard.allocate(100, stream.id(), AllocTag("rows"))?;
 /// let generation = rows.generation;
-/// // SAFETY: the byte behind the block belongs to the guard, who is asked to notice.
+/// // SAFETY: the byte after the block lies in the guard's redzone; the write is the damage to detect.
 /// unsafe { stream.memset(rows.ptr, 0, 101)? };
 /// guard.deallocate(rows)?; // queues the check, and waits for nothing
 ///

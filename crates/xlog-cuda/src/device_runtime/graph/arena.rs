@@ -202,7 +202,7 @@ impl Arena {
         state.chunks.get(inside.range.chunk).map(BlockId::from_block)
     }
 
-    /// Uncounts an open use. Returns true if this ended a freed block that was the last one.
+    /// Closes a use. Returns true if that freed the arena's last block.
     pub(super) fn close_outside(&self, block: BlockId) -> bool {
         let mut state = self.state.lock();
         let ArenaState { blocks, free, .. } = &mut *state;

@@ -111,8 +111,8 @@ pub trait DeviceMemoryResource: Send + Sync {
 
     /// Opens a use before its work is queued, and makes `use_stream` wait for what the use depends on.
     ///
-    /// Until its first prepare, the allocation stream may use the block without hooks: the first prepare of another stream waits for
-    /// everything that is queued on the allocation stream by then.
+    /// Until the first announcement (a prepare by another stream, or a finished use of the allocation stream), the allocation stream
+    /// may use the block without hooks: the first prepare of another stream waits for everything queued on it by then.
     #[inline]
     fn prepare_block_use(
         &self,
