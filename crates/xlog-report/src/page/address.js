@@ -19,15 +19,19 @@ const viewText = () => {
 
 let keptView = "";
 let keeping = null;
+const storeView = () => {
+  clearTimeout(keeping);
+  const text = viewText();
+  if (text === keptView) return;
+  keptView = text;
+  history.replaceState(null, "", `#${text || "memory"}`);
+};
 const keepView = () => {
   clearTimeout(keeping);
-  keeping = setTimeout(() => {
-    const text = viewText();
-    if (text === keptView) return;
-    keptView = text;
-    history.replaceState(null, "", `#${text || "memory"}`);
-  }, 150);
+  keeping = setTimeout(storeView, 150);
 };
+// A user who copies the URL leaves the page first.
+window.addEventListener("blur", storeView);
 
 // Restores the view from the URL; ignores a fragment that is not a view.
 const takeView = () => {

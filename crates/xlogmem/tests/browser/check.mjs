@@ -247,11 +247,8 @@ if (figures.reserved) {
 }
 
 // --- The address keeps the view: the same address, opened anew, shows the same.
-let kept = "";
-for (let tries = 0; tries < 600 && !(kept.includes("block=") && kept.includes("tag=0x")); tries++) {
-  await new Promise((done) => setTimeout(done, 100));
-  kept = await page.evaluate("location.href");
-}
+await page.evaluate("window.dispatchEvent(new Event('blur'))");
+const kept = await page.evaluate("location.href");
 check(kept.includes("block=") && kept.includes("tag=0x"), `the address does not keep the view: ${kept}`);
 const seen = [await text("range"), await text("block-about"), await text("filter-found"), await mapLooks()];
 await page.call("Page.navigate", { url: "about:blank" });
