@@ -71,6 +71,15 @@ impl Request {
         Some(Self { state, account, device, bytes, stream, library, started })
     }
 
+    /// Charges `bytes` by `try_once`. Before a refusal this process, then the others, return unused memory.
+    pub(crate) fn admit<T>(
+        &self,
+        bytes: u64,
+        try_once: impl FnMut() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        self.account.admit(bytes, || pools::reclaim(self.state, self.device), try_once)
+    }
+
     /// Adds the driver's block to the table.
     pub(crate) fn insert(&self, space: Space, place: u64, charged: u64, pool: Option<Arc<Pool>>) {
         let &Self { device, bytes, library, .. } = self;
@@ -171,8 +180,8 @@ pub(crate) enum Admission {
 pub(crate) fn charge(device: Option<u32>, bytes: u64, caller: usize) -> Admission {
     let charged = guarded(|| {
         let request = Request::begin(device, bytes, None, caller)?;
-        let reclaim = || pools::reclaim(request.state, request.device);
-        let outcome = request.account.charge(rounded(bytes), reclaim);
+        let bytes = rounded(bytes);
+        let outcome = request.admit(bytes, || request.account.try_charge(bytes));
         if let Err(refusal) = &outcome {
             request.note_refused(refusal);
         }

@@ -15,12 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_base::Mutex;
 
-use crate::account::{Account, PressureDeadline, Refusal, rounded};
+use crate::account::{Account, Refusal, rounded};
 use crate::blocks::{Freed, Request, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS};
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{Stream, stream_of};
-use crate::pools;
 use crate::state::{State, existing};
 
 /// The minimum step in which the driver reserves memory for graphs.
@@ -245,7 +244,8 @@ pub(crate) fn launch(
         let bytes = executable.bytes.checked_next_multiple_of(GROWTH).unwrap_or(u64::MAX);
         let bytes = if executable.is_noted { bytes.min(memory.trimmed) } else { bytes };
         let bytes = rounded(bytes);
-        Some((admit(&request, bytes), request, bytes, memory.charged))
+        let admitted = request.admit(bytes, || state.graphs.charge(request.account, device, bytes));
+        Some((admitted, request, bytes, memory.charged))
     });
     let Some((admitted, request, pending, before)) = begun.flatten() else { return call() };
     if let Err(refusal) = &admitted {
@@ -275,22 +275,6 @@ pub(crate) fn launch(
         }
     });
     result
-}
-
-/// Charges `bytes` of graph memory. Before a refusal this process, then the others, return unused memory.
-fn admit(request: &Request, bytes: u64) -> Result<(), Refusal> {
-    let (state, account, device) = (request.state, request.account, request.device);
-    match state.graphs.charge(account, device, bytes) {
-        Err(refusal) if !refusal.is_busy() => pools::reclaim(state, device),
-        outcome => return outcome,
-    }
-    let mut pressure = PressureDeadline::new();
-    loop {
-        match state.graphs.charge(account, device, bytes) {
-            Err(refusal) if account.request_room(bytes, &refusal, &mut pressure) => {}
-            outcome => return outcome,
-        }
-    }
 }
 
 /// `cuGraphExecDestroy`. The driver keeps the memory for other graphs; without other graphs it is trimmed here.
