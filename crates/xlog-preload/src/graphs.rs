@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use xlog_base::Mutex;
 
 use crate::account::{Account, Refusal, rounded};
-use crate::blocks::{Freed, Request, written};
+use crate::blocks::{Freed, Request, after_success, around, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS};
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{Stream, stream_of};
@@ -202,11 +202,7 @@ pub(crate) fn instantiate(
     caller: usize,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let result = call();
-    if result != SUCCESS {
-        return result;
-    }
-    guarded(|| {
+    after_success(call, || {
         let request = Request::begin(None, 0, None, caller)?;
         let state = request.state;
         let (device, bytes) = allocated_by(&state.driver, graph, DEPTH)?;
@@ -215,8 +211,7 @@ pub(crate) fn instantiate(
         let executable = Executable { device, bytes, library, is_charged, is_noted, stream };
         state.graphs.insert(written(out), executable);
         Some(())
-    });
-    result
+    })
 }
 
 /// `cuGraphLaunch` and `cuGraphUpload`: charges a graph before it is launched or uploaded.
@@ -280,40 +275,32 @@ pub(crate) fn launch(
 /// `cuGraphExecDestroy`. The driver keeps the memory for other graphs; without other graphs it is trimmed here.
 pub(crate) fn destroy(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     // Removed before the call, because the driver may reuse the handle.
-    let removed = guarded(|| {
+    let before = || {
         let state = existing().filter(|state| !state.graphs.is_empty())?;
         Some((state, state.graphs.remove(handle)?))
-    });
-    let result = call();
-    if let Some((state, executable)) = removed.flatten() {
-        guarded(|| {
-            if result != SUCCESS {
-                return state.graphs.insert(handle, executable);
-            }
-            let Executable { device, bytes, library, is_noted, stream, .. } = executable;
-            // Recorded before the trim, which does not return memory of running launches.
-            state.outstanding.note(stream);
-            if is_noted {
-                let place = handle;
-                Freed { device, place, generation: None, bytes, stream: None, library }.note(state);
-            }
-            correct(state, device);
-            trim_unused(state, device);
-        });
-    }
-    result
+    };
+    around(before, call, |(state, executable), result| {
+        if result != SUCCESS {
+            return state.graphs.insert(handle, executable);
+        }
+        let Executable { device, bytes, library, is_noted, stream, .. } = executable;
+        // Recorded before the trim, which does not return memory of running launches.
+        state.outstanding.note(stream);
+        if is_noted {
+            let place = handle;
+            Freed { device, place, generation: None, bytes, stream: None, library }.note(state);
+        }
+        correct(state, device);
+        trim_unused(state, device);
+    })
 }
 
 /// `cuDeviceGraphMemTrim`.
 pub(crate) fn trim(device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
-    let known = guarded(|| {
+    let before = || {
         let (state, device) = (existing()?, u32::try_from(device).ok()?);
         correct(state, device);
         Some((state, device, state.graphs.of_device(device).charged))
-    });
-    let result = call();
-    if let Some((state, device, before)) = known.flatten() {
-        guarded(|| note_trimmed(state, device, before));
-    }
-    result
+    };
+    around(before, call, |(state, device, charged), _| note_trimmed(state, device, charged))
 }

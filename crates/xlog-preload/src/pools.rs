@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use xlog_base::{Mutex, MutexGuard};
 
 use crate::account::{Account, Refusal, rounded};
-use crate::blocks::{Request, Space, give, written};
+use crate::blocks::{Request, Space, after_success, around, give, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS, device_of};
 use crate::graphs;
 use crate::messages::{Kind, guarded, say_once};
@@ -382,17 +382,18 @@ pub(crate) fn correct_all(state: &State) -> bool {
 
 /// Frees in the order of a stream. The block may belong to a graph.
 pub(crate) fn free(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let noted = guarded(|| {
+    let before = || {
         let state = existing()?;
         let stream = stream_of(state, stream);
         state.outstanding.note([stream]);
         Some((state, stream))
-    });
-    let result = give(Space::Address, address, Some(stream), call);
-    if let (SUCCESS, Some((state, stream))) = (result, noted.flatten()) {
-        guarded(|| state.outstanding.note([stream]));
-    }
-    result
+    };
+    let call = || give(Space::Address, address, Some(stream), call);
+    around(before, call, |(state, stream), result| {
+        if result == SUCCESS {
+            state.outstanding.note([stream]);
+        }
+    })
 }
 
 /// `cuMemPoolCreate`.
@@ -401,20 +402,16 @@ pub(crate) fn create(
     properties: *const i32,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let result = call();
-    if result == SUCCESS {
-        guarded(|| {
-            let (state, handle) = (state()?, written(out));
-            let pool = Arc::new(Pool::new(handle, device_of(properties)));
-            let earlier = state.pools.lock().by_handle.insert(handle, pool)?;
-            // The program may have destroyed the earlier pool by a call that is not intercepted.
-            forget_current(state);
-            earlier.is_destroyed.store(true, Ordering::SeqCst);
-            lower(state, &earlier, &mut earlier.charge.lock());
-            Some(())
-        });
-    }
-    result
+    after_success(call, || {
+        let (state, handle) = (state()?, written(out));
+        let pool = Arc::new(Pool::new(handle, device_of(properties)));
+        let earlier = state.pools.lock().by_handle.insert(handle, pool)?;
+        // The program may have destroyed the earlier pool by a call that is not intercepted.
+        forget_current(state);
+        earlier.is_destroyed.store(true, Ordering::SeqCst);
+        lower(state, &earlier, &mut earlier.charge.lock());
+        Some(())
+    })
 }
 
 /// `cuMemPoolDestroy`.
