@@ -267,18 +267,13 @@ impl SimDevice {
     ) -> DriverResult<()> {
         match state.streams.get(&stream.number()) {
             Some(known) if !known.destroyed && known.ordinal == self.ordinal() => Ok(()),
-            Some(known) if known.destroyed => Err(DriverError::invalid(
-                call.name(),
-                format!("{stream}, which was destroyed"),
-                "a live stream of this device",
-            )),
-            Some(known) => Err(DriverError::invalid(
-                call.name(),
+            Some(known) if known.destroyed => Err(call
+                .invalid(format!("{stream}, which was destroyed"), "a live stream of this device")),
+            Some(known) => Err(call.invalid(
                 format!("{stream} of device {}", known.ordinal),
                 format!("a live stream of device {}", self.ordinal()),
             )),
-            None => Err(DriverError::invalid(
-                call.name(),
+            None => Err(call.invalid(
                 format!("{stream}, unknown or destroyed"),
                 "a live stream of this device",
             )),
@@ -290,8 +285,7 @@ impl SimDevice {
         if owner == self.ordinal() {
             return Ok(());
         }
-        Err(DriverError::invalid(
-            call.name(),
+        Err(call.invalid(
             format!("{ptr:#x} of device {owner}"),
             format!("memory of device {}; between devices there is copy_dtod", self.ordinal()),
         ))

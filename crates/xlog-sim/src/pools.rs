@@ -28,11 +28,10 @@ impl SimDevice {
     ) -> DriverResult<&'s mut Pool> {
         match state.pools.get_mut(&pool.number()) {
             Some(known) if known.ordinal == self.ordinal() && !known.destroyed => Ok(known),
-            _ => Err(DriverError::invalid(
-                call.name(),
-                format!("{pool}, unknown or destroyed"),
-                "a live pool of this device",
-            )),
+            _ => {
+                Err(call
+                    .invalid(format!("{pool}, unknown or destroyed"), "a live pool of this device"))
+            }
         }
     }
 
@@ -195,7 +194,7 @@ impl AsyncPools for SimDevice {
         self.refuse_captured(&mut state, call, stream, true)?;
         self.live_pool(&mut state, call, pool)?;
         if bytes == 0 {
-            return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
+            return Err(call.invalid("0 bytes", "at least one byte"));
         }
         Self::cost(&mut state, |model| model.async_alloc);
         let span = round_up(bytes as u64, BLOCK_ALIGN);
@@ -231,15 +230,14 @@ impl AsyncPools for SimDevice {
                 *pool
             }
             Some((_, owner)) => {
-                return Err(DriverError::invalid(
-                    call.name(),
+                return Err(call.invalid(
                     format!("{ptr:#x} of device {owner}"),
                     format!("the start of a block of alloc_async on device {}", self.ordinal()),
                 ));
             }
             None => {
                 let accepted = state.space.why_unknown(ptr);
-                return Err(DriverError::invalid(call.name(), format!("{ptr:#x}"), accepted));
+                return Err(call.invalid(format!("{ptr:#x}"), accepted));
             }
         };
         Self::cost(&mut state, |model| model.async_alloc);
