@@ -23,10 +23,9 @@ use super::upgrade::upgrade;
 use crate::config::LedgerConfig;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{
-    AT_WATCH, Header, SLOT_NAME_SIZE, UNIT, VERSION_1, check_limit_word, file_size, slot_offset,
-    u64_at, units_of,
+    AT_WATCH, SLOT_NAME_SIZE, UNIT, VERSION_1, check_limit_word, file_size, slot_offset, u64_at,
+    units_of,
 };
-use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
 use crate::tags;
 use crate::word::{Keep, Word};
@@ -51,7 +50,6 @@ pub struct Ledger {
     pub(super) path: PathBuf,
     pub(super) own: usize,
     pub(super) keep: Keep,
-    header: Header,
     inode: Inode,
     claims: Claims,
     sentinel: ForkSentinel,
@@ -115,7 +113,6 @@ impl Ledger {
             path,
             own,
             keep,
-            header,
             inode,
             claims,
             sentinel,
@@ -270,11 +267,6 @@ impl Ledger {
     /// Returns true if this opening created the file.
     pub fn created(&self) -> bool {
         self.created
-    }
-
-    /// Returns the device.
-    pub fn key(&self) -> &DeviceKey {
-        &self.header.key
     }
 
     /// Returns the path of the file.
