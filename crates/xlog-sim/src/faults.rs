@@ -65,7 +65,6 @@ calls! {
     Launch = "launch",
     PoolCreate = "pool_create",
     PoolDestroy = "pool_destroy",
-    PoolSet = "pool_set",
     PoolUsage = "pool_usage",
     PoolTrim = "pool_trim",
     AllocAsync = "alloc_async",

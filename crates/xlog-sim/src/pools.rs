@@ -5,8 +5,7 @@
 use std::sync::Arc;
 
 use xlog_driver::{
-    Access, AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, ReusePolicy,
-    StreamHandle,
+    Access, AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, StreamHandle,
 };
 
 use crate::device::SimDevice;
@@ -155,18 +154,6 @@ impl AsyncPools for SimDevice {
             state.pools.remove(&pool.number());
         }
         self.release_pool(&mut state, pool.number(), 0);
-        Ok(())
-    }
-
-    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
-        let mut state = self.enter(Call::PoolSet)?;
-        self.live_pool(&mut state, Call::PoolSet, pool)?.options.release_threshold = bytes;
-        Ok(())
-    }
-
-    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
-        let mut state = self.enter(Call::PoolSet)?;
-        self.live_pool(&mut state, Call::PoolSet, pool)?.options.reuse = reuse;
         Ok(())
     }
 
