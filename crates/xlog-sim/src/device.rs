@@ -185,11 +185,9 @@ impl SimDevice {
             .map(|range| self.argument(&state, Call::Launch, range.ptr, range.bytes, range.access))
             .collect::<DriverResult<Vec<_>>>()?;
         if arguments.len() != ranges.len() {
-            return Err(DriverError::invalid(
-                "launch",
-                "an argument of 0 bytes",
-                "arguments of at least one byte",
-            ));
+            return Err(
+                Call::Launch.invalid("an argument of 0 bytes", "arguments of at least one byte")
+            );
         }
         let kind = OpKind::Kernel(body);
         self.submit(&mut state, Call::Launch, stream, Label::Given(name), kind, arguments)
@@ -367,8 +365,7 @@ fn refuse_overlap(ranges: &[KernelRange]) -> DriverResult<()> {
             let apart = a.ptr.saturating_add(a.bytes as u64) <= b.ptr
                 || b.ptr.saturating_add(b.bytes as u64) <= a.ptr;
             if !apart && (a.access.writes() || b.access.writes()) {
-                return Err(DriverError::invalid(
-                    "launch",
+                return Err(Call::Launch.invalid(
                     format!(
                         "the overlapping arguments of {} bytes at {:#x} and {} bytes at {:#x}",
                         a.bytes, a.ptr, b.bytes, b.ptr

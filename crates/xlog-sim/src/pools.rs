@@ -180,9 +180,7 @@ impl AsyncPools for SimDevice {
         // CUDA would make it a node of the graph, which the runtime never wants, so the capture is invalidated.
         self.refuse_captured(&mut state, call, stream, true)?;
         self.live_pool(&mut state, call, pool)?;
-        if bytes == 0 {
-            return Err(call.invalid("0 bytes", "at least one byte"));
-        }
+        Self::refuse_zero(call, bytes)?;
         Self::cost(&mut state, |model| model.async_alloc);
         let span = round_up(bytes as u64, BLOCK_ALIGN);
         let found = span.and_then(|span| {
