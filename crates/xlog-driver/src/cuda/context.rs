@@ -43,9 +43,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: `device` came from `cuDeviceGet`, and the out pointer is valid for the call.
         let code = unsafe { (api.calls.primary_ctx_retain)(&raw mut raw, device) };
-        if code != code::SUCCESS {
-            return Err(api.unavailable("cuDevicePrimaryCtxRetain", code));
-        }
+        api.check_open("cuDevicePrimaryCtxRetain", code)?;
         Ok(Self { api, device, raw, lost: AtomicU32::new(0) })
     }
 
