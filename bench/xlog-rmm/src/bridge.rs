@@ -5,7 +5,6 @@
 use std::ffi::{CString, c_char, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use libloading::Library;
@@ -73,14 +72,6 @@ pub enum BridgeError {
         /// RMM's message.
         reason: String,
     },
-    /// No kind of resource has this name.
-    #[error(
-        "there is no resource {name:?} of RMM; accepted are pool, arena, binning, async and cuda"
-    )]
-    UnknownKind {
-        /// The name.
-        name: String,
-    },
 }
 
 /// The kind of an RMM resource.
@@ -119,15 +110,6 @@ impl RmmKind {
 impl fmt::Display for RmmKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-impl FromStr for RmmKind {
-    type Err = BridgeError;
-
-    fn from_str(name: &str) -> Result<Self, BridgeError> {
-        let kind = Self::ALL.into_iter().find(|kind| kind.name() == name);
-        kind.ok_or_else(|| BridgeError::UnknownKind { name: name.to_owned() })
     }
 }
 

@@ -79,12 +79,6 @@ impl RmmResource {
         })
     }
 
-    /// Returns the kind of the resource.
-    #[must_use]
-    pub fn kind(&self) -> RmmKind {
-        self.kind
-    }
-
     /// Locks the records of the shard that contains `ptr`.
     fn shard(&self, ptr: u64) -> MutexGuard<'_, HashMap<u64, Record>> {
         let at = (ptr / ALIGN as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

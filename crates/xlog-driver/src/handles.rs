@@ -12,23 +12,9 @@ const ADDRESS: u64 = (1 << ADDRESS_BITS) - 1;
 
 macro_rules! handle {
     ($(#[$doc:meta])* $name:ident, $word:literal) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(u64);
+        handle!($(#[$doc])* $name, $word, ADDRESS);
 
         impl $name {
-            /// Makes a handle of a device with a handle table from the low 48 bits of `number`. The CUDA driver refuses it.
-            #[must_use]
-            pub const fn numbered(number: u64) -> Self {
-                Self(number & ADDRESS)
-            }
-
-            /// Returns the number, or the CUDA driver's address.
-            #[must_use]
-            pub const fn number(self) -> u64 {
-                self.0 & ADDRESS
-            }
-
             /// Makes a handle of an open CUDA device; `None` for an address that leaves no room for the tag.
             #[cfg(feature = "cuda")]
             pub(crate) const fn tagged(tag: u16, address: u64) -> Option<Self> {
@@ -43,6 +29,26 @@ macro_rules! handle {
             #[inline]
             pub(crate) const fn address(self, tag: u16) -> Option<u64> {
                 if self.0 >> ADDRESS_BITS == tag as u64 { Some(self.number()) } else { None }
+            }
+        }
+    };
+    ($(#[$doc:meta])* $name:ident, $word:literal, $number:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// Makes a handle of a device with a handle table. A handle with a tag keeps the low 48 bits of `number`, and the CUDA driver
+            /// refuses it.
+            #[must_use]
+            pub const fn numbered(number: u64) -> Self {
+                Self(number & $number)
+            }
+
+            /// Returns the number, or the CUDA driver's address.
+            #[must_use]
+            pub const fn number(self) -> u64 {
+                self.0 & $number
             }
         }
 
@@ -89,36 +95,12 @@ handle!(
     GraphExecHandle,
     "executable graph"
 );
-
-/// Physical memory of one device, without an address until it is mapped. Every call that takes one is `unsafe`.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct MemoryHandle(u64);
-
-impl MemoryHandle {
-    /// Makes the handle of the memory with this number on its device.
-    #[must_use]
-    pub const fn numbered(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// Returns the number.
-    #[must_use]
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Debug for MemoryHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "physical memory {:#x}", self.0)
-    }
-}
-
-impl fmt::Display for MemoryHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
+handle!(
+    /// Physical memory of one device, without an address until it is mapped. It has no tag: every call that takes one is `unsafe`.
+    MemoryHandle,
+    "physical memory",
+    u64::MAX
+);
 
 /// How work accesses the bytes it touches.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

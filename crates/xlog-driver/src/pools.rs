@@ -77,12 +77,6 @@ pub trait AsyncPools: Send + Sync {
     /// - Once this has succeeded, no call names the pool, on any thread. CUDA reuses the handle for another pool.
     unsafe fn pool_destroy(&self, pool: PoolHandle) -> DriverResult<()>;
 
-    /// Changes how many cached bytes the pool keeps across synchronisations.
-    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()>;
-
-    /// Changes the conditions for reuse between streams.
-    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()>;
-
     /// Returns the bytes that the pool holds.
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage>;
 

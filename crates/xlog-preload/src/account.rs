@@ -74,15 +74,6 @@ impl Refusal {
     }
 }
 
-/// The time at which a request stops asking other processes, set at its first ask.
-pub(crate) struct PressureDeadline(Option<Instant>);
-
-impl PressureDeadline {
-    pub(crate) fn new() -> Self {
-        Self(None)
-    }
-}
-
 impl Account {
     /// Opens the account of a device and joins its ledger.
     pub(crate) fn open(driver: &Driver, settings: &Settings, device: u32) -> Self {
@@ -114,38 +105,39 @@ impl Account {
         }
     }
 
-    /// Charges `bytes`, rounded by [`rounded`]. If memory is short, `reclaim` first returns this process's unused memory once; then other
-    /// processes are asked for their cached memory.
-    pub(crate) fn charge(&self, bytes: u64, reclaim: impl FnOnce()) -> Result<(), Refusal> {
-        let mut pressure = PressureDeadline::new();
-        match self.try_charge(bytes) {
+    /// Charges `bytes` by `try_once`. If memory is short, `reclaim` first returns this process's unused memory once; then other processes
+    /// are asked for their cached memory.
+    pub(crate) fn admit<T>(
+        &self,
+        bytes: u64,
+        reclaim: impl FnOnce(),
+        mut try_once: impl FnMut() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        match try_once() {
             Err(refusal) if !refusal.is_busy() => reclaim(),
             outcome => return outcome,
         }
+        let mut deadline = None;
         loop {
-            match self.try_charge(bytes) {
+            match try_once() {
                 // Another process may take the returned bytes, so the charge is retried until the deadline.
-                Err(refusal) if self.request_room(bytes, &refusal, &mut pressure) => {}
+                Err(refusal) if self.request_room(bytes, &refusal, &mut deadline) => {}
                 outcome => return outcome,
             }
         }
     }
 
-    /// Asks the other processes for cached memory, if the refusal is one that this can help. Returns true if `bytes` may fit now.
-    pub(crate) fn request_room(
-        &self,
-        bytes: u64,
-        refusal: &Refusal,
-        pressure: &mut PressureDeadline,
-    ) -> bool {
-        let left = pressure.0.get_or_insert_with(|| Instant::now() + PRESSURE_LIMIT);
-        let left = left.saturating_duration_since(Instant::now());
+    /// Asks the other processes for cached memory, if the refusal is one that this can help. Returns true if `bytes` may fit now. The
+    /// first call sets the deadline.
+    fn request_room(&self, bytes: u64, refusal: &Refusal, deadline: &mut Option<Instant>) -> bool {
+        let deadline = deadline.get_or_insert_with(|| Instant::now() + PRESSURE_LIMIT);
+        let left = deadline.saturating_duration_since(Instant::now());
         refusal.kind == LEDGER_LIMIT
             && !left.is_zero()
             && self.ledger().is_some_and(|ledger| ledger.request_cached(bytes, left))
     }
 
-    /// Charges `bytes` if they fit now. The local limit counts them only after the ledger granted them, so bytes for which another thread
+    /// Charges `bytes`, rounded by [`rounded`], if they fit now. The local limit counts them only after the ledger granted them, so bytes for which another thread
     /// still waits there refuse no request.
     pub(crate) fn try_charge(&self, bytes: u64) -> Result<(), Refusal> {
         // The ledger checks its own quota.

@@ -71,6 +71,15 @@ impl Request {
         Some(Self { state, account, device, bytes, stream, library, started })
     }
 
+    /// Charges `bytes` by `try_once`. Before a refusal this process, then the others, return unused memory.
+    pub(crate) fn admit<T>(
+        &self,
+        bytes: u64,
+        try_once: impl FnMut() -> Result<T, Refusal>,
+    ) -> Result<T, Refusal> {
+        self.account.admit(bytes, || pools::reclaim(self.state, self.device), try_once)
+    }
+
     /// Adds the driver's block to the table.
     pub(crate) fn insert(&self, space: Space, place: u64, charged: u64, pool: Option<Arc<Pool>>) {
         let &Self { device, bytes, library, .. } = self;
@@ -171,8 +180,8 @@ pub(crate) enum Admission {
 pub(crate) fn charge(device: Option<u32>, bytes: u64, caller: usize) -> Admission {
     let charged = guarded(|| {
         let request = Request::begin(device, bytes, None, caller)?;
-        let reclaim = || pools::reclaim(request.state, request.device);
-        let outcome = request.account.charge(rounded(bytes), reclaim);
+        let bytes = rounded(bytes);
+        let outcome = request.admit(bytes, || request.account.try_charge(bytes));
         if let Err(refusal) = &outcome {
             request.note_refused(refusal);
         }
@@ -183,6 +192,32 @@ pub(crate) fn charge(device: Option<u32>, bytes: u64, caller: usize) -> Admissio
         Some((_, Err(_))) => Admission::Refused(OUT_OF_MEMORY),
         None => Admission::PassedOn,
     }
+}
+
+/// Calls the driver between `before` and `after`, which gets what `before` found and the driver's status.
+pub(crate) fn around<T>(
+    before: impl FnOnce() -> Option<T>,
+    call: impl FnOnce() -> CuResult,
+    after: impl FnOnce(T, CuResult),
+) -> CuResult {
+    let found = guarded(before).flatten();
+    let result = call();
+    if let Some(found) = found {
+        guarded(|| after(found, result));
+    }
+    result
+}
+
+/// Calls the driver, and runs `work` if that succeeds. `work` may end early with `None`.
+pub(crate) fn after_success(
+    call: impl FnOnce() -> CuResult,
+    work: impl FnOnce() -> Option<()>,
+) -> CuResult {
+    let result = call();
+    if result == SUCCESS {
+        guarded(work);
+    }
+    result
 }
 
 /// Charges, calls the driver, and adds its block to the table. `place` reads what the driver wrote.
@@ -217,14 +252,12 @@ pub(crate) fn give(
     stream: Option<u64>,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let removed = guarded(|| {
+    let before = || {
         let state = existing()?;
         let block = state.blocks.lock().remove(&(space, place));
         Some((state, block))
-    });
-    let result = call();
-    let Some((state, block)) = removed.flatten() else { return result };
-    guarded(|| match (result, block) {
+    };
+    around(before, call, |(state, block), result| match (result, block) {
         (SUCCESS, Some(block)) => release(state, place, stream, &block),
         // It may be the last block of a graph, after which graph memory can be returned.
         (SUCCESS, None) if stream.is_none() => {
@@ -235,8 +268,7 @@ pub(crate) fn give(
             let mut blocks = state.blocks.lock();
             block.map(|block| blocks.entry((space, place)).or_insert(block));
         }
-    });
-    result
+    })
 }
 
 /// Releases the bytes of a block that the driver has freed.

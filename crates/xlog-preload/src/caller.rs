@@ -57,10 +57,15 @@ pub(crate) fn library(state: &State, caller: usize, bytes: u64) -> &'static str 
         note_behind(state, caller, behind, since_walk);
         return behind;
     }
-    let mut walk = Walk { state, frames: 0, found: None };
-    // SAFETY: the callback has the type that the unwinder expects, and its argument lives until the call returns.
-    unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
-    let found = walk.found.unwrap_or(direct.name);
+    let mut found = None;
+    let mut frames = 0;
+    walk(|address| {
+        let object = object(state, address);
+        found = (!object.is_intermediate).then_some(object.name);
+        frames += 1;
+        found.is_none() && frames < MAX_FRAMES
+    });
+    let found = found.unwrap_or(direct.name);
     note_behind(state, caller, found, 0);
     found
 }
@@ -74,38 +79,17 @@ fn note_behind(state: &State, caller: usize, behind: &'static str, since_walk: u
 
 /// Captures the stack of this call without this library's own frames. The thread that writes the log resolves it.
 pub(crate) fn stack(state: &State) -> StackId {
-    let mut frames = Frames { state, addresses: [0; MAX_FRAMES_OF_STACK], depth: 0 };
-    // SAFETY: the callback has the type that the unwinder expects, and its argument lives until the call returns.
-    unsafe { _Unwind_Backtrace(collect, (&raw mut frames).cast()) };
-    record_stack(frames.addresses.get(..frames.depth).unwrap_or(&[]))
-}
-
-struct Frames<'a> {
-    state: &'a State,
-    addresses: [usize; MAX_FRAMES_OF_STACK],
-    depth: usize,
-}
-
-extern "C" fn collect(context: *mut c_void, argument: *mut c_void) -> c_int {
-    // SAFETY: the argument is the frames of `stack`, which no other code uses meanwhile.
-    let frames = unsafe { &mut *argument.cast::<Frames<'_>>() };
-    // SAFETY: the unwinder gave this context for the time of the call.
-    let address = unsafe { _Unwind_GetIP(context) };
-    if address == 0 || frames.depth == MAX_FRAMES_OF_STACK {
-        return STOP;
-    }
-    // The frames of this library come first and are skipped.
-    if frames.depth > 0 || !object(frames.state, address).name.starts_with(OWN) {
-        frames.addresses[frames.depth] = address;
-        frames.depth += 1;
-    }
-    CONTINUE
-}
-
-struct Walk<'a> {
-    state: &'a State,
-    frames: usize,
-    found: Option<&'static str>,
+    let mut addresses = [0; MAX_FRAMES_OF_STACK];
+    let mut depth = 0;
+    walk(|address| {
+        // The frames of this library come first and are skipped.
+        if depth > 0 || !object(state, address).name.starts_with(OWN) {
+            addresses[depth] = address;
+            depth += 1;
+        }
+        depth < MAX_FRAMES_OF_STACK
+    });
+    record_stack(addresses.get(..depth).unwrap_or(&[]))
 }
 
 const CONTINUE: c_int = 0;
@@ -119,21 +103,20 @@ unsafe extern "C" {
     fn _Unwind_GetIP(context: *mut c_void) -> usize;
 }
 
-extern "C" fn visit(context: *mut c_void, argument: *mut c_void) -> c_int {
-    // SAFETY: the argument is the walk of `library`, which no other code uses meanwhile.
-    let walk = unsafe { &mut *argument.cast::<Walk<'_>>() };
-    walk.frames += 1;
-    // SAFETY: the unwinder gave this context for the time of the call.
-    let address = unsafe { _Unwind_GetIP(context) };
-    if walk.frames > MAX_FRAMES || address == 0 {
-        return STOP;
+/// Calls `visit` with the address of each frame, the innermost first, while it returns true.
+fn walk<F: FnMut(usize) -> bool>(mut visit: F) {
+    extern "C" fn frame<F: FnMut(usize) -> bool>(
+        context: *mut c_void,
+        visit: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the argument is the closure of `walk`, which no other code uses meanwhile.
+        let visit = unsafe { &mut *visit.cast::<F>() };
+        // SAFETY: the unwinder gave this context for the time of the call.
+        let address = unsafe { _Unwind_GetIP(context) };
+        if address != 0 && visit(address) { CONTINUE } else { STOP }
     }
-    let object = object(walk.state, address);
-    if object.is_intermediate {
-        return CONTINUE;
-    }
-    walk.found = Some(object.name);
-    STOP
+    // SAFETY: the callback has the type that the unwinder expects, and its argument lives until the call returns.
+    unsafe { _Unwind_Backtrace(frame::<F>, (&raw mut visit).cast()) };
 }
 
 fn object(state: &State, address: usize) -> Object {

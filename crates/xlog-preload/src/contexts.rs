@@ -1,8 +1,7 @@
 //! The ends of contexts: the driver frees a context's memory and arrays. Pools and physical memory outlive it.
 
-use crate::blocks::{Block, Space, release};
+use crate::blocks::{Block, Space, after_success, around, release};
 use crate::driver::{CuResult, SUCCESS};
-use crate::messages::guarded;
 use crate::pools;
 use crate::state::{State, existing};
 use xlog_base::IntMap;
@@ -42,37 +41,29 @@ fn release_blocks(state: &State, context: u64, blocks: &Removed) {
 
 /// `cuCtxDestroy`.
 pub(crate) fn destroy(context: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let removed = guarded(|| {
+    let before = || {
         let state = existing().filter(|_| context != 0)?;
         Some((state, remove_blocks(state, context)))
-    });
-    let result = call();
-    if let Some((state, blocks)) = removed.flatten() {
-        guarded(|| match result {
-            SUCCESS => release_blocks(state, context, &blocks),
-            _ => state.blocks.lock().extend(blocks),
-        });
-    }
-    result
+    };
+    around(before, call, |(state, blocks), result| match result {
+        SUCCESS => release_blocks(state, context, &blocks),
+        _ => state.blocks.lock().extend(blocks),
+    })
 }
 
 /// `cuDevicePrimaryCtxRelease` and `cuDevicePrimaryCtxReset`: the memory is freed if the context is inactive afterwards.
 pub(crate) fn release_primary(device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
-    let result = call();
-    if result == SUCCESS {
-        guarded(|| {
-            let (state, device) = (existing()?, u32::try_from(device).ok()?);
-            pools::forget_current(state);
-            if state.driver.is_primary_active(device)? {
-                return None;
-            }
-            let contexts = state.contexts.lock();
-            let ended = contexts.iter().find(|(_, of)| **of == Some(device)).map(|(at, _)| *at);
-            drop(contexts);
-            let context = ended?;
-            release_blocks(state, context, &remove_blocks(state, context));
-            Some(())
-        });
-    }
-    result
+    after_success(call, || {
+        let (state, device) = (existing()?, u32::try_from(device).ok()?);
+        pools::forget_current(state);
+        if state.driver.is_primary_active(device)? {
+            return None;
+        }
+        let contexts = state.contexts.lock();
+        let ended = contexts.iter().find(|(_, of)| **of == Some(device)).map(|(at, _)| *at);
+        drop(contexts);
+        let context = ended?;
+        release_blocks(state, context, &remove_blocks(state, context));
+        Some(())
+    })
 }

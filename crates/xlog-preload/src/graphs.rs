@@ -15,12 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_base::Mutex;
 
-use crate::account::{Account, PressureDeadline, Refusal, rounded};
-use crate::blocks::{Freed, Request, written};
+use crate::account::{Account, Refusal, rounded};
+use crate::blocks::{Freed, Request, after_success, around, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS};
 use crate::messages::{Kind, guarded, say_once};
 use crate::outstanding::{Stream, stream_of};
-use crate::pools;
 use crate::state::{State, existing};
 
 /// The minimum step in which the driver reserves memory for graphs.
@@ -203,11 +202,7 @@ pub(crate) fn instantiate(
     caller: usize,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let result = call();
-    if result != SUCCESS {
-        return result;
-    }
-    guarded(|| {
+    after_success(call, || {
         let request = Request::begin(None, 0, None, caller)?;
         let state = request.state;
         let (device, bytes) = allocated_by(&state.driver, graph, DEPTH)?;
@@ -216,8 +211,7 @@ pub(crate) fn instantiate(
         let executable = Executable { device, bytes, library, is_charged, is_noted, stream };
         state.graphs.insert(written(out), executable);
         Some(())
-    });
-    result
+    })
 }
 
 /// `cuGraphLaunch` and `cuGraphUpload`: charges a graph before it is launched or uploaded.
@@ -245,7 +239,8 @@ pub(crate) fn launch(
         let bytes = executable.bytes.checked_next_multiple_of(GROWTH).unwrap_or(u64::MAX);
         let bytes = if executable.is_noted { bytes.min(memory.trimmed) } else { bytes };
         let bytes = rounded(bytes);
-        Some((admit(&request, bytes), request, bytes, memory.charged))
+        let admitted = request.admit(bytes, || state.graphs.charge(request.account, device, bytes));
+        Some((admitted, request, bytes, memory.charged))
     });
     let Some((admitted, request, pending, before)) = begun.flatten() else { return call() };
     if let Err(refusal) = &admitted {
@@ -277,59 +272,35 @@ pub(crate) fn launch(
     result
 }
 
-/// Charges `bytes` of graph memory. Before a refusal this process, then the others, return unused memory.
-fn admit(request: &Request, bytes: u64) -> Result<(), Refusal> {
-    let (state, account, device) = (request.state, request.account, request.device);
-    match state.graphs.charge(account, device, bytes) {
-        Err(refusal) if !refusal.is_busy() => pools::reclaim(state, device),
-        outcome => return outcome,
-    }
-    let mut pressure = PressureDeadline::new();
-    loop {
-        match state.graphs.charge(account, device, bytes) {
-            Err(refusal) if account.request_room(bytes, &refusal, &mut pressure) => {}
-            outcome => return outcome,
-        }
-    }
-}
-
 /// `cuGraphExecDestroy`. The driver keeps the memory for other graphs; without other graphs it is trimmed here.
 pub(crate) fn destroy(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
     // Removed before the call, because the driver may reuse the handle.
-    let removed = guarded(|| {
+    let before = || {
         let state = existing().filter(|state| !state.graphs.is_empty())?;
         Some((state, state.graphs.remove(handle)?))
-    });
-    let result = call();
-    if let Some((state, executable)) = removed.flatten() {
-        guarded(|| {
-            if result != SUCCESS {
-                return state.graphs.insert(handle, executable);
-            }
-            let Executable { device, bytes, library, is_noted, stream, .. } = executable;
-            // Recorded before the trim, which does not return memory of running launches.
-            state.outstanding.note(stream);
-            if is_noted {
-                let place = handle;
-                Freed { device, place, generation: None, bytes, stream: None, library }.note(state);
-            }
-            correct(state, device);
-            trim_unused(state, device);
-        });
-    }
-    result
+    };
+    around(before, call, |(state, executable), result| {
+        if result != SUCCESS {
+            return state.graphs.insert(handle, executable);
+        }
+        let Executable { device, bytes, library, is_noted, stream, .. } = executable;
+        // Recorded before the trim, which does not return memory of running launches.
+        state.outstanding.note(stream);
+        if is_noted {
+            let place = handle;
+            Freed { device, place, generation: None, bytes, stream: None, library }.note(state);
+        }
+        correct(state, device);
+        trim_unused(state, device);
+    })
 }
 
 /// `cuDeviceGraphMemTrim`.
 pub(crate) fn trim(device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
-    let known = guarded(|| {
+    let before = || {
         let (state, device) = (existing()?, u32::try_from(device).ok()?);
         correct(state, device);
         Some((state, device, state.graphs.of_device(device).charged))
-    });
-    let result = call();
-    if let Some((state, device, before)) = known.flatten() {
-        guarded(|| note_trimmed(state, device, before));
-    }
-    result
+    };
+    around(before, call, |(state, device, charged), _| note_trimmed(state, device, charged))
 }

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use crate::account::rounded;
-use crate::blocks::{Admission, Freed, charge, written};
+use crate::blocks::{Admission, Freed, after_success, around, charge, written};
 use crate::driver::{CuResult, SUCCESS, device_of};
 use crate::messages::guarded;
 use crate::state::{State, existing};
@@ -157,19 +157,15 @@ pub(crate) fn create(
 
 /// `cuMemRelease`.
 pub(crate) fn release(handle: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let removed = guarded(|| {
+    let before = || {
         let state = existing()?;
         let id = state.handles.lock().remove_name(handle)?;
         Some((state, id))
-    });
-    let result = call();
-    if let Some((state, id)) = removed.flatten() {
-        guarded(|| match result {
-            SUCCESS => end(state, id, 1, 0),
-            _ => state.handles.lock().add_name(handle, id),
-        });
-    }
-    result
+    };
+    around(before, call, |(state, id), result| match result {
+        SUCCESS => end(state, id, 1, 0),
+        _ => state.handles.lock().add_name(handle, id),
+    })
 }
 
 /// `cuMemMap`.
@@ -180,53 +176,43 @@ pub(crate) fn map(
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
     // Added before the call, because another thread may release the handle as soon as the memory is mapped.
-    let added = guarded(|| {
+    let before = || {
         let state = existing()?;
         let mut handles = state.handles.lock();
         let id = handles.by_handle.get(&handle)?.id;
         let is_new = !handles.mappings.contains_key(&address);
         is_new.then(|| handles.add_mapping(address, Mapping { id, bytes }))?;
         Some((state, id))
-    });
-    let result = call();
-    if let (Some((state, id)), true) = (added.flatten(), result != SUCCESS) {
-        guarded(|| {
+    };
+    around(before, call, |(state, id), result| {
+        if result != SUCCESS {
             state.handles.lock().mappings.remove(&address);
             end(state, id, 0, 1);
-        });
-    }
-    result
+        }
+    })
 }
 
 /// `cuMemUnmap` for any number of mappings.
 pub(crate) fn unmap(address: u64, bytes: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let removed = guarded(|| {
+    let before = || {
         let state = existing()?;
         Some((state, state.handles.lock().remove_mappings(address, bytes)))
-    });
-    let result = call();
-    if let Some((state, mappings)) = removed.flatten() {
-        guarded(|| {
-            if result != SUCCESS {
-                return state.handles.lock().mappings.extend(mappings);
-            }
-            mappings.into_iter().for_each(|(_, mapping)| end(state, mapping.id, 0, 1));
-        });
-    }
-    result
+    };
+    around(before, call, |(state, mappings), result| {
+        if result != SUCCESS {
+            return state.handles.lock().mappings.extend(mappings);
+        }
+        mappings.into_iter().for_each(|(_, mapping)| end(state, mapping.id, 0, 1));
+    })
 }
 
 /// `cuMemRetainAllocationHandle`: one more reference, possibly with another handle.
 pub(crate) fn retain(out: *mut u64, address: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let result = call();
-    if result == SUCCESS {
-        guarded(|| {
-            let mut handles = existing()?.handles.lock();
-            let id = handles.mapped_at(address)?;
-            handles.allocations.get_mut(&id)?.references += 1;
-            handles.add_name(written(out), id);
-            Some(())
-        });
-    }
-    result
+    after_success(call, || {
+        let mut handles = existing()?.handles.lock();
+        let id = handles.mapped_at(address)?;
+        handles.allocations.get_mut(&id)?.references += 1;
+        handles.add_name(written(out), id);
+        Some(())
+    })
 }

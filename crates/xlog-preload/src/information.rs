@@ -1,7 +1,7 @@
 //! Memory queries, lowered to the limit: frameworks size themselves by them and print them when memory runs out.
 
-use crate::driver::{CuResult, SUCCESS};
-use crate::messages::guarded;
+use crate::blocks::after_success;
+use crate::driver::CuResult;
 use crate::state::state;
 
 /// `cuMemGetInfo`.
@@ -10,30 +10,22 @@ pub(crate) fn memory(
     total: *mut usize,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let result = call();
-    if result == SUCCESS {
-        guarded(|| {
-            let state = state()?;
-            let account = state.account(state.driver.current_device()?)?;
-            lower(total, account.limit());
-            lower(free, account.available());
-            Some(())
-        });
-    }
-    result
+    after_success(call, || {
+        let state = state()?;
+        let account = state.account(state.driver.current_device()?)?;
+        lower(total, account.limit());
+        lower(free, account.available());
+        Some(())
+    })
 }
 
 /// `cuDeviceTotalMem`.
 pub(crate) fn total(bytes: *mut usize, device: i32, call: impl FnOnce() -> CuResult) -> CuResult {
-    let result = call();
-    if result == SUCCESS {
-        guarded(|| {
-            let account = state()?.account(u32::try_from(device).ok()?)?;
-            lower(bytes, account.limit());
-            Some(())
-        });
-    }
-    result
+    after_success(call, || {
+        let account = state()?.account(u32::try_from(device).ok()?)?;
+        lower(bytes, account.limit());
+        Some(())
+    })
 }
 
 /// Lowers the value that the driver wrote to `limit`.

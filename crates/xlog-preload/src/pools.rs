@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use xlog_base::{Mutex, MutexGuard};
 
-use crate::account::{Account, PressureDeadline, Refusal, rounded};
-use crate::blocks::{Request, Space, give, written};
+use crate::account::{Account, Refusal, rounded};
+use crate::blocks::{Request, Space, after_success, around, give, written};
 use crate::driver::{CuResult, Driver, OUT_OF_MEMORY, SUCCESS, device_of};
 use crate::graphs;
 use crate::messages::{Kind, guarded, say_once};
@@ -222,36 +222,20 @@ pub(crate) fn forget_current(state: &State) {
 enum Admission<'a> {
     /// Charged. The pool stays locked during the driver's call.
     Admitted(MutexGuard<'a, PoolCharge>),
-    Refused(Refusal),
     /// The pool was destroyed after the request found it.
     Destroyed,
 }
 
 /// Charges a request to a pool, which is not locked while memory is returned.
-fn admit<'a>(request: &Request, pool: &'a Pool) -> Admission<'a> {
-    let mut pressure = PressureDeadline::new();
-    let mut has_reclaimed = false;
-    loop {
+fn admit<'a>(request: &Request, pool: &'a Pool) -> Result<Admission<'a>, Refusal> {
+    request.admit(request.bytes, || {
         let mut charge = pool.charge.lock();
         if pool.is_destroyed() {
-            return Admission::Destroyed;
+            return Ok(Admission::Destroyed);
         }
-        let admitted =
-            pool.admit(&request.state.driver, request.account, &mut charge, request.bytes);
-        let Err(refusal) = admitted else { return Admission::Admitted(charge) };
-        drop(charge);
-        let may_fit = if refusal.is_busy() {
-            false
-        } else if !std::mem::replace(&mut has_reclaimed, true) {
-            reclaim(request.state, request.device);
-            true
-        } else {
-            request.account.request_room(request.bytes, &refusal, &mut pressure)
-        };
-        if !may_fit {
-            return Admission::Refused(refusal);
-        }
-    }
+        pool.admit(&request.state.driver, request.account, &mut charge, request.bytes)?;
+        Ok(Admission::Admitted(charge))
+    })
 }
 
 /// Allocates a block of `pool`; `None` is the pool of the current device.
@@ -276,15 +260,15 @@ pub(crate) fn take(
         });
         let Some((request, pool)) = begun.flatten() else { return call() };
         match guarded(|| admit(&request, &pool)) {
-            Some(Admission::Admitted(charge)) => {
+            Some(Ok(Admission::Admitted(charge))) => {
                 return take_admitted(&request, &pool, charge, out, call);
             }
-            Some(Admission::Refused(refusal)) => {
+            Some(Err(refusal)) => {
                 guarded(|| request.note_refused(&refusal));
                 return OUT_OF_MEMORY;
             }
             // Another thread has changed the current pool.
-            Some(Admission::Destroyed) => {
+            Some(Ok(Admission::Destroyed)) => {
                 forget_current(request.state);
                 destroyed = Some(pool.handle);
             }
@@ -398,17 +382,18 @@ pub(crate) fn correct_all(state: &State) -> bool {
 
 /// Frees in the order of a stream. The block may belong to a graph.
 pub(crate) fn free(address: u64, stream: u64, call: impl FnOnce() -> CuResult) -> CuResult {
-    let noted = guarded(|| {
+    let before = || {
         let state = existing()?;
         let stream = stream_of(state, stream);
         state.outstanding.note([stream]);
         Some((state, stream))
-    });
-    let result = give(Space::Address, address, Some(stream), call);
-    if let (SUCCESS, Some((state, stream))) = (result, noted.flatten()) {
-        guarded(|| state.outstanding.note([stream]));
-    }
-    result
+    };
+    let call = || give(Space::Address, address, Some(stream), call);
+    around(before, call, |(state, stream), result| {
+        if result == SUCCESS {
+            state.outstanding.note([stream]);
+        }
+    })
 }
 
 /// `cuMemPoolCreate`.
@@ -417,20 +402,16 @@ pub(crate) fn create(
     properties: *const i32,
     call: impl FnOnce() -> CuResult,
 ) -> CuResult {
-    let result = call();
-    if result == SUCCESS {
-        guarded(|| {
-            let (state, handle) = (state()?, written(out));
-            let pool = Arc::new(Pool::new(handle, device_of(properties)));
-            let earlier = state.pools.lock().by_handle.insert(handle, pool)?;
-            // The program may have destroyed the earlier pool by a call that is not intercepted.
-            forget_current(state);
-            earlier.is_destroyed.store(true, Ordering::SeqCst);
-            lower(state, &earlier, &mut earlier.charge.lock());
-            Some(())
-        });
-    }
-    result
+    after_success(call, || {
+        let (state, handle) = (state()?, written(out));
+        let pool = Arc::new(Pool::new(handle, device_of(properties)));
+        let earlier = state.pools.lock().by_handle.insert(handle, pool)?;
+        // The program may have destroyed the earlier pool by a call that is not intercepted.
+        forget_current(state);
+        earlier.is_destroyed.store(true, Ordering::SeqCst);
+        lower(state, &earlier, &mut earlier.charge.lock());
+        Some(())
+    })
 }
 
 /// `cuMemPoolDestroy`.

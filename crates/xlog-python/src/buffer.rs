@@ -19,7 +19,7 @@ use xlog_cuda::driver::DeviceKind;
 use xlog_cuda::{Result, StreamId, TrackedCudaSlice, XlogError};
 
 use crate::dlpack::{self, DeviceType, Layout};
-use crate::errors::{exception, invalid};
+use crate::errors::{invalid, without_gil};
 use crate::foreign;
 use crate::idle::By;
 use crate::import::Lender;
@@ -213,7 +213,7 @@ impl Buffer {
     /// Returns the stream of a copy: the given one, or the buffer's own.
     fn stream_of(&self, py: Python<'_>, stream: Option<&Stream>) -> PyResult<StreamId> {
         match stream {
-            None => py.detach(|| self.memory.own_stream()).map_err(|error| exception(py, &error)),
+            None => without_gil(py, || self.memory.own_stream()),
             Some(stream) if Arc::ptr_eq(&stream.runtime, &self.memory.runtime) => {
                 Ok(stream.stream_id())
             }
@@ -259,9 +259,8 @@ impl Buffer {
     #[getter]
     fn tag(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
         let tag_of =
-            || self.memory.with(|slice| Ok(slice.runtime_block().map(|block| block.tag.0)));
-        let tag = py.detach(tag_of);
-        tag.map_err(|error| exception(py, &error))
+            |slice: &mut TrackedCudaSlice<u8>| Ok(slice.runtime_block().map(|block| block.tag.0));
+        without_gil(py, || self.memory.with(tag_of))
     }
 
     #[getter]
@@ -279,8 +278,7 @@ impl Buffer {
     ) -> PyResult<()> {
         let bytes = host_bytes(source)?;
         let stream = self.stream_of(py, stream)?;
-        py.detach(|| self.memory.with(|slice| slice.copy_from_slice_on(&bytes, stream)))
-            .map_err(|error| exception(py, &error))
+        without_gil(py, || self.memory.with(|slice| slice.copy_from_slice_on(&bytes, stream)))
     }
 
     /// Returns the bytes after all writes to them have completed.
@@ -291,13 +289,13 @@ impl Buffer {
         stream: Option<&Stream>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let stream = self.stream_of(py, stream)?;
-        let bytes = py.detach(|| self.memory.with(|slice| slice.to_vec_on(stream)));
-        Ok(PyBytes::new(py, &bytes.map_err(|error| exception(py, &error))?))
+        let bytes = without_gil(py, || self.memory.with(|slice| slice.to_vec_on(stream)))?;
+        Ok(PyBytes::new(py, &bytes))
     }
 
     /// Sets every byte.
     fn fill(&self, py: Python<'_>, value: u8) -> PyResult<()> {
-        py.detach(|| self.memory.fill(value)).map_err(|error| exception(py, &error))
+        without_gil(py, || self.memory.fill(value))
     }
 
     /// Copies another buffer of equal size on the device.
@@ -314,7 +312,7 @@ impl Buffer {
         let stream = self.stream_of(py, stream)?;
         // Locked in address order, so that two threads copying in opposite directions do not deadlock.
         let (this, other) = (&self.memory, &source.memory);
-        let copied = py.detach(|| {
+        without_gil(py, || {
             let is_first = Arc::as_ptr(this) < Arc::as_ptr(other);
             let [first, second] = if is_first { [this, other] } else { [other, this] };
             let (mut first, mut second) = (first.slice.lock(), second.slice.lock());
@@ -324,15 +322,14 @@ impl Buffer {
                 (Some(into), Some(from)) => into.copy_from_on(from, stream),
                 _ => Err(Memory::freed()),
             }
-        });
-        copied.map_err(|error| exception(py, &error))
+        })
     }
 
     /// Records that work queued so far on a stream of another library may use the buffer: later uses and the free wait for it.
     ///
     /// `stream` is the number of a live stream of this device, as other libraries pass it.
     fn record_use(&self, py: Python<'_>, stream: usize) -> PyResult<()> {
-        py.detach(|| self.memory.record(stream)).map_err(|error| exception(py, &error))
+        without_gil(py, || self.memory.record(stream))
     }
 
     /// Frees the memory in stream order. Refused while another library holds it, or if it was exported by the CUDA array interface.
@@ -378,7 +375,7 @@ impl Buffer {
             (None, DeviceType::Cuda) => Some(foreign::LEGACY),
             (None, _) => None,
         };
-        py.detach(|| self.memory.lend(stream)).map_err(|error| exception(py, &error))?;
+        without_gil(py, || self.memory.lend(stream))?;
         dlpack::capsule(
             py,
             dlpack::Loan { memory: self.memory.clone(), stream },
@@ -402,7 +399,7 @@ impl Buffer {
                 self.dtype()
             )));
         };
-        let stream = py.detach(|| self.memory.expose()).map_err(|error| exception(py, &error))?;
+        let stream = without_gil(py, || self.memory.expose())?;
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", PyTuple::new(py, self.layout.shape())?)?;

@@ -2,8 +2,8 @@
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use xlog_cuda::XlogError;
 use xlog_cuda::device_runtime::{OomReport, ResourceError, StreamPoolError};
+use xlog_cuda::{Result, XlogError};
 
 use crate::value::from_json;
 
@@ -33,6 +33,14 @@ impl<'py> Exception<'py> {
 /// Returns the exception of a runtime error.
 pub(crate) fn exception(py: Python<'_>, error: &XlogError) -> PyErr {
     convert(py, error).unwrap_or_else(|failure| failure)
+}
+
+/// Runs `work` without the GIL. Its error becomes an exception.
+pub(crate) fn without_gil<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T> + Send,
+) -> PyResult<T> {
+    py.detach(work).map_err(|error| exception(py, &error))
 }
 
 /// Returns the exception of a resource error.

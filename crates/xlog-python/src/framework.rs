@@ -13,7 +13,7 @@ use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{DeviceBlock, XlogDeviceRuntime};
 use xlog_cuda::{Result, StreamId};
 
-use crate::errors::exception;
+use crate::errors::{exception, without_gil};
 use crate::foreign;
 use crate::idle::By;
 use crate::scope::current_tag;
@@ -31,8 +31,7 @@ impl Allocator {
     #[new]
     #[pyo3(signature = (device = 0))]
     fn new(py: Python<'_>, device: u32) -> PyResult<Self> {
-        let runtime = py.detach(|| XlogDeviceRuntime::try_get_arc(device));
-        let runtime = runtime.map_err(|error| exception(py, &error))?;
+        let runtime = without_gil(py, || XlogDeviceRuntime::try_get_arc(device))?;
         Ok(Self { runtime, blocks: Mutex::default() })
     }
 
@@ -51,8 +50,7 @@ impl Allocator {
             Some(stream) => self.allocate_on(nbytes, stream),
             None => self.allocate_for_all(nbytes),
         };
-        let block = py.detach(|| By::Python.with_room(&self.runtime, allocate));
-        let block = block.map_err(|error| exception(py, &error))?;
+        let block = without_gil(py, || By::Python.with_room(&self.runtime, allocate))?;
         let ptr = block.ptr;
         self.blocks.lock().insert(ptr, block);
         Ok(ptr)
@@ -69,7 +67,7 @@ impl Allocator {
                 "{ptr:#x} is not a live address of this allocator"
             )));
         };
-        py.detach(|| self.release(block, streams.as_deref())).map_err(|error| exception(py, &error))
+        without_gil(py, || self.release(block, streams.as_deref()))
     }
 
     /// Returns free and total bytes, within the limit.

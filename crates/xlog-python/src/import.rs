@@ -20,7 +20,7 @@ use crate::dlpack::{
     DeviceType, DlManagedTensor, DlManagedTensorVersioned, DlTensor, Dtype, LEGACY_NAME,
     LEGACY_USED, Layout, VERSIONED_NAME, VERSIONED_USED,
 };
-use crate::errors::exception;
+use crate::errors::{exception, without_gil};
 use crate::foreign;
 use crate::idle::By;
 use crate::stream::{Stream, handle_of};
@@ -112,14 +112,13 @@ pub(crate) fn import(
         )));
     };
     let Array { ptr, layout, stream, lender } = array;
-    let adopted = py.detach(|| {
+    let slice = without_gil(py, || {
         // SAFETY: the array's owner names its own stream, which is live now. Its memory lives until the owner gets it back.
         unsafe {
             let stream = foreign::adopt(manager.runtime(), stream)?;
             stream.adopt::<u8>(manager, ptr, layout.bytes())
         }
-    });
-    let slice = adopted.map_err(|error| exception(py, &error))?;
+    })?;
     Ok(Buffer::new(Memory::new(manager.runtime(), slice, Some(lender)), layout))
 }
 
@@ -250,7 +249,7 @@ fn from_interface(
     }
     if stream.is_none() && version < 3 {
         // Version 2 does not name the stream of the producer's work.
-        py.detach(|| By::Python.wait(runtime)).map_err(|error| exception(py, &error))?;
+        without_gil(py, || By::Python.wait(runtime))?;
     }
     let lender = Lender::Object { _owner: object.clone().unbind() };
     Ok(Array { ptr, layout, stream: stream.unwrap_or(foreign::LEGACY), lender })

@@ -15,7 +15,7 @@ use xlog_cuda::{CudaDevice, DeviceSpec, GpuMemoryManager, XlogError};
 use crate::buffer::{Buffer, Memory};
 use crate::config::{Size, apply};
 use crate::dlpack::{Dtype, Layout};
-use crate::errors::{exception, invalid, report_value, resource_exception};
+use crate::errors::{exception, invalid, report_value, resource_exception, without_gil};
 use crate::idle::By;
 use crate::import;
 use crate::log_switch::LogSwitch;
@@ -56,8 +56,7 @@ pub(crate) fn open(
 #[pyfunction]
 #[pyo3(signature = (device = 0))]
 pub(crate) fn shared(py: Python<'_>, device: u32) -> PyResult<Runtime> {
-    let runtime = py.detach(|| XlogDeviceRuntime::try_get_arc(device));
-    let runtime = runtime.map_err(|error| exception(py, &error))?;
+    let runtime = without_gil(py, || XlogDeviceRuntime::try_get_arc(device))?;
     Ok(Runtime::over(runtime))
 }
 
@@ -163,8 +162,7 @@ impl Runtime {
             }
         };
         let allocate = || manager.alloc_tagged::<u8>(layout.bytes(), tag);
-        let slice = py.detach(|| By::Python.with_room(self.runtime(), allocate));
-        let slice = slice.map_err(|error| exception(py, &error))?;
+        let slice = without_gil(py, || By::Python.with_room(self.runtime(), allocate))?;
         Ok(Buffer::new(Memory::new(self.runtime(), slice, None), layout))
     }
 
@@ -281,19 +279,18 @@ impl Runtime {
     /// Logs every following operation to a file, whose name ends in `.xtrace` or `.csv`.
     fn log_on(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         let log = self.log(py)?;
-        let turned = py.detach(|| log.turn_on(&path, self.runtime().device_ordinal()));
-        turned.map_err(|error| exception(py, &error))
+        without_gil(py, || log.turn_on(&path, self.runtime().device_ordinal()))
     }
 
     /// Flushes and closes the log.
     fn log_off(&self, py: Python<'_>) -> PyResult<()> {
         let log = self.log(py)?;
-        py.detach(|| log.turn_off()).map_err(|error| exception(py, &error))
+        without_gil(py, || log.turn_off())
     }
 
     /// Returns cached memory to the device; returns its bytes.
     fn trim(&self, py: Python<'_>) -> PyResult<usize> {
-        py.detach(|| self.runtime().trim()).map_err(|error| resource_exception(py, error))
+        without_gil(py, || Ok(self.runtime().trim()?))
     }
 
     /// Waits for every queued free.
@@ -304,12 +301,12 @@ impl Runtime {
             self.runtime().reap_pending()?;
             swept.map(drop)
         };
-        py.detach(reap).map_err(|error: XlogError| exception(py, &error))
+        without_gil(py, reap)
     }
 
     /// Waits for everything queued on the device.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| By::Python.wait(self.runtime())).map_err(|error| exception(py, &error))
+        without_gil(py, || By::Python.wait(self.runtime()))
     }
 
     /// Returns the findings of the simulated device's race detector; always empty on a GPU.

@@ -7,7 +7,7 @@ use xlog_base::Mutex;
 use xlog_cuda::device_runtime::{StreamLease, XlogDeviceRuntime};
 use xlog_cuda::{DeviceStream, Gate, StreamId};
 
-use crate::errors::exception;
+use crate::errors::{exception, without_gil};
 
 /// A stream of a runtime: the default one, or a leased one that is returned when this object is deleted.
 #[pyclass(frozen, module = "xlogmem")]
@@ -66,7 +66,7 @@ impl Stream {
 
     /// Waits until all work queued on this stream has completed.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.stream.synchronize()).map_err(|error| exception(py, &error))
+        without_gil(py, || self.stream.synchronize())
     }
 
     /// Returns whether all work queued on this stream has completed.

@@ -185,11 +185,9 @@ impl SimDevice {
             .map(|range| self.argument(&state, Call::Launch, range.ptr, range.bytes, range.access))
             .collect::<DriverResult<Vec<_>>>()?;
         if arguments.len() != ranges.len() {
-            return Err(DriverError::invalid(
-                "launch",
-                "an argument of 0 bytes",
-                "arguments of at least one byte",
-            ));
+            return Err(
+                Call::Launch.invalid("an argument of 0 bytes", "arguments of at least one byte")
+            );
         }
         let kind = OpKind::Kernel(body);
         self.submit(&mut state, Call::Launch, stream, Label::Given(name), kind, arguments)
@@ -267,18 +265,13 @@ impl SimDevice {
     ) -> DriverResult<()> {
         match state.streams.get(&stream.number()) {
             Some(known) if !known.destroyed && known.ordinal == self.ordinal() => Ok(()),
-            Some(known) if known.destroyed => Err(DriverError::invalid(
-                call.name(),
-                format!("{stream}, which was destroyed"),
-                "a live stream of this device",
-            )),
-            Some(known) => Err(DriverError::invalid(
-                call.name(),
+            Some(known) if known.destroyed => Err(call
+                .invalid(format!("{stream}, which was destroyed"), "a live stream of this device")),
+            Some(known) => Err(call.invalid(
                 format!("{stream} of device {}", known.ordinal),
                 format!("a live stream of device {}", self.ordinal()),
             )),
-            None => Err(DriverError::invalid(
-                call.name(),
+            None => Err(call.invalid(
                 format!("{stream}, unknown or destroyed"),
                 "a live stream of this device",
             )),
@@ -290,8 +283,7 @@ impl SimDevice {
         if owner == self.ordinal() {
             return Ok(());
         }
-        Err(DriverError::invalid(
-            call.name(),
+        Err(call.invalid(
             format!("{ptr:#x} of device {owner}"),
             format!("memory of device {}; between devices there is copy_dtod", self.ordinal()),
         ))
@@ -373,8 +365,7 @@ fn refuse_overlap(ranges: &[KernelRange]) -> DriverResult<()> {
             let apart = a.ptr.saturating_add(a.bytes as u64) <= b.ptr
                 || b.ptr.saturating_add(b.bytes as u64) <= a.ptr;
             if !apart && (a.access.writes() || b.access.writes()) {
-                return Err(DriverError::invalid(
-                    "launch",
+                return Err(Call::Launch.invalid(
                     format!(
                         "the overlapping arguments of {} bytes at {:#x} and {} bytes at {:#x}",
                         a.bytes, a.ptr, b.bytes, b.ptr

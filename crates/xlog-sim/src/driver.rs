@@ -29,11 +29,8 @@ impl SimDevice {
             {
                 Ok(())
             }
-            _ => Err(DriverError::invalid(
-                call.name(),
-                format!("{event}, unknown or destroyed"),
-                "a live event of this device",
-            )),
+            _ => Err(call
+                .invalid(format!("{event}, unknown or destroyed"), "a live event of this device")),
         }
     }
 
@@ -48,7 +45,7 @@ impl SimDevice {
 
     pub(crate) fn refuse_zero(call: Call, bytes: usize) -> DriverResult<()> {
         if bytes == 0 {
-            return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
+            return Err(call.invalid("0 bytes", "at least one byte"));
         }
         Ok(())
     }
@@ -78,8 +75,7 @@ impl Driver for SimDevice {
         if !state.graphs.captures.is_empty() {
             let open: Vec<u64> = state.graphs.captures.keys().copied().collect();
             open.into_iter().for_each(|origin| state.break_capture(origin, call.name()));
-            return Err(DriverError::invalid(
-                call.name(),
+            return Err(call.invalid(
                 "a device with a stream that is being captured",
                 "a wait without an open capture, which this one has broken",
             ));
@@ -298,7 +294,7 @@ impl Driver for SimDevice {
                     ),
                     None => state.space.why_unknown(ptr),
                 };
-                return Err(DriverError::invalid(call.name(), format!("{ptr:#x}"), accepted));
+                return Err(call.invalid(format!("{ptr:#x}"), accepted));
             }
         }
         Self::cost(&mut state, |model| model.alloc);
@@ -432,8 +428,7 @@ impl Driver for SimDevice {
         let target = self.argument(&state, call, dst, bytes, Access::Write)?;
         let source = self.argument(&state, call, src, bytes, Access::Read)?;
         if dst.abs_diff(src) < bytes as u64 {
-            return Err(DriverError::invalid(
-                call.name(),
+            return Err(call.invalid(
                 format!("the overlapping ranges of {bytes} bytes at {dst:#x} and {src:#x}"),
                 "ranges that do not overlap",
             ));

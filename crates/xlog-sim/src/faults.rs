@@ -1,6 +1,7 @@
 //! Fault injection: makes calls fail as real drivers do.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::Arc;
 
 use xlog_driver::{DriverError, DriverResult, Gate, HostFn, StreamHandle};
@@ -26,6 +27,11 @@ macro_rules! calls {
             #[must_use]
             pub fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
+            }
+
+            /// The error of this call for an argument.
+            pub(crate) fn invalid(self, value: impl Display, accepted: impl Display) -> DriverError {
+                DriverError::invalid(self.name(), value, accepted)
             }
         }
     };
@@ -59,7 +65,6 @@ calls! {
     Launch = "launch",
     PoolCreate = "pool_create",
     PoolDestroy = "pool_destroy",
-    PoolSet = "pool_set",
     PoolUsage = "pool_usage",
     PoolTrim = "pool_trim",
     AllocAsync = "alloc_async",

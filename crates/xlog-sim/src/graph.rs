@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use xlog_base::Mutex;
-use xlog_driver::{DriverError, DriverResult, EventHandle, HostFn, StreamHandle};
+use xlog_driver::{DriverResult, EventHandle, HostFn, StreamHandle};
 
 use crate::device::SimDevice;
 use crate::faults::Call;
@@ -37,13 +37,11 @@ impl CapturedWork {
             OpKind::Memset(value) => Ok(Self::Memset(value)),
             OpKind::CopyDevice => Ok(Self::CopyDevice),
             OpKind::Kernel(KernelBody::Repeatable(body)) => Ok(Self::Kernel(body)),
-            OpKind::Kernel(KernelBody::Once(_)) => Err(DriverError::invalid(
-                call.name(),
+            OpKind::Kernel(KernelBody::Once(_)) => Err(call.invalid(
                 "a kernel that runs once, on a stream that is being captured",
                 "a kernel of SimKernel::repeatable",
             )),
-            _ => Err(DriverError::invalid(
-                call.name(),
+            _ => Err(call.invalid(
                 "a stream that is being captured",
                 "a stream whose work is run, not recorded",
             )),
@@ -350,8 +348,7 @@ impl SimDevice {
         if breaks {
             state.break_capture(origin, &format!("{} on a stream of the capture", call.name()));
         }
-        Err(DriverError::invalid(
-            call.name(),
+        Err(call.invalid(
             format!("{stream}, which is being captured"),
             "a stream whose work is run, not recorded",
         ))
@@ -364,9 +361,8 @@ impl SimDevice {
         stream: StreamHandle,
         event: EventHandle,
     ) -> DriverResult<bool> {
-        let refuse = |value: String, accepted: &str| {
-            Err(DriverError::invalid(Call::StreamWaitEvent.name(), value, accepted))
-        };
+        let refuse =
+            |value: String, accepted: &str| Err(Call::StreamWaitEvent.invalid(value, accepted));
         let into = state.capture_of(stream);
         let Some((_, known)) = state.events.get(&event.number()) else { return Ok(false) };
         let (point, is_recorded) = (known.point.clone(), known.marker.is_some());
@@ -408,7 +404,7 @@ impl SimDevice {
             state.break_capture(origin, call.name());
         }
         let value = format!("{event}, which was recorded in a capture");
-        Err(DriverError::invalid(call.name(), value, "an event of work that runs"))
+        Err(call.invalid(value, "an event of work that runs"))
     }
 
     pub(crate) fn queue_graph(
@@ -421,11 +417,7 @@ impl SimDevice {
         let known = state.graphs.execs.get(&exec).filter(|exec| exec.ordinal == self.ordinal());
         let Some(known) = known else {
             let value = format!("executable graph {exec}, unknown or destroyed");
-            return Err(DriverError::invalid(
-                call.name(),
-                value,
-                "a live executable graph of this device",
-            ));
+            return Err(call.invalid(value, "a live executable graph of this device"));
         };
         let (origin, nodes, lanes) = (known.origin, Arc::clone(&known.nodes), known.lanes.clone());
         let last = known.last.clone();

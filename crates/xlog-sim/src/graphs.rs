@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use xlog_driver::{
-    CaptureInfo, CaptureMode, DriverError, DriverResult, GraphExecHandle, GraphHandle, Graphs,
-    HostFn, StreamHandle,
+    CaptureInfo, CaptureMode, DriverResult, GraphExecHandle, GraphHandle, Graphs, HostFn,
+    StreamHandle,
 };
 
 use crate::device::SimDevice;
@@ -17,7 +17,7 @@ impl SimDevice {
             return Ok(());
         }
         let value = format!("{graph}, unknown or destroyed");
-        Err(DriverError::invalid(call.name(), value, "a live graph of this machine"))
+        Err(call.invalid(value, "a live graph of this machine"))
     }
 }
 
@@ -35,7 +35,7 @@ impl Graphs for SimDevice {
         let mut state = self.enter_on(call, stream)?;
         if !state.graphs.captures.contains_key(&stream.number()) {
             let value = format!("{stream}, on which no capture began");
-            return Err(DriverError::invalid(call.name(), value, "the stream of begin_capture"));
+            return Err(call.invalid(value, "the stream of begin_capture"));
         }
         match state.close_capture(stream.number()) {
             Ok(graph) => Ok(GraphHandle::numbered(graph)),
@@ -43,7 +43,7 @@ impl Graphs for SimDevice {
                 drop(state);
                 drop(retained);
                 let value = format!("the capture of {stream}: {why}");
-                Err(DriverError::invalid(call.name(), value, "a capture that is not broken"))
+                Err(call.invalid(value, "a capture that is not broken"))
             }
         }
     }
@@ -66,7 +66,7 @@ impl Graphs for SimDevice {
         self.check_graph(&state, call, graph)?;
         if state.is_open_graph(graph.number()) {
             let value = format!("{graph}, whose capture is open");
-            return Err(DriverError::invalid(call.name(), value, "a graph of an ended capture"));
+            return Err(call.invalid(value, "a graph of an ended capture"));
         }
         let exec = state.instantiate(graph.number(), self.ordinal()).unwrap_or_default();
         Ok(GraphExecHandle::numbered(exec))
@@ -102,7 +102,7 @@ impl Graphs for SimDevice {
         let mut state = self.enter(call)?;
         if !state.graphs.execs.contains_key(&exec.number()) {
             let value = format!("{exec}, unknown or destroyed");
-            return Err(DriverError::invalid(call.name(), value, "a live executable graph"));
+            return Err(call.invalid(value, "a live executable graph"));
         }
         let lanes = state.destroy_exec(exec.number());
         self.shared.wake(&mut state);

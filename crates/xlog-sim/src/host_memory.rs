@@ -46,7 +46,7 @@ impl HostMemory for SimDevice {
         });
         if !is_known {
             let value = format!("{ptr:#x}");
-            return Err(DriverError::invalid(call.name(), value, "live memory of alloc_host"));
+            return Err(call.invalid(value, "live memory of alloc_host"));
         }
         Self::cost(&mut state, |model| model.alloc);
         Self::end_block(&mut state, ptr, "free_host");

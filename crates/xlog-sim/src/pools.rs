@@ -5,8 +5,7 @@
 use std::sync::Arc;
 
 use xlog_driver::{
-    Access, AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, ReusePolicy,
-    StreamHandle,
+    Access, AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, StreamHandle,
 };
 
 use crate::device::SimDevice;
@@ -28,11 +27,10 @@ impl SimDevice {
     ) -> DriverResult<&'s mut Pool> {
         match state.pools.get_mut(&pool.number()) {
             Some(known) if known.ordinal == self.ordinal() && !known.destroyed => Ok(known),
-            _ => Err(DriverError::invalid(
-                call.name(),
-                format!("{pool}, unknown or destroyed"),
-                "a live pool of this device",
-            )),
+            _ => {
+                Err(call
+                    .invalid(format!("{pool}, unknown or destroyed"), "a live pool of this device"))
+            }
         }
     }
 
@@ -159,18 +157,6 @@ impl AsyncPools for SimDevice {
         Ok(())
     }
 
-    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
-        let mut state = self.enter(Call::PoolSet)?;
-        self.live_pool(&mut state, Call::PoolSet, pool)?.options.release_threshold = bytes;
-        Ok(())
-    }
-
-    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
-        let mut state = self.enter(Call::PoolSet)?;
-        self.live_pool(&mut state, Call::PoolSet, pool)?.options.reuse = reuse;
-        Ok(())
-    }
-
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {
         let mut state = self.enter(Call::PoolUsage)?;
         Ok(self.live_pool(&mut state, Call::PoolUsage, pool)?.usage)
@@ -194,9 +180,7 @@ impl AsyncPools for SimDevice {
         // CUDA would make it a node of the graph, which the runtime never wants, so the capture is invalidated.
         self.refuse_captured(&mut state, call, stream, true)?;
         self.live_pool(&mut state, call, pool)?;
-        if bytes == 0 {
-            return Err(DriverError::invalid(call.name(), "0 bytes", "at least one byte"));
-        }
+        Self::refuse_zero(call, bytes)?;
         Self::cost(&mut state, |model| model.async_alloc);
         let span = round_up(bytes as u64, BLOCK_ALIGN);
         let found = span.and_then(|span| {
@@ -231,15 +215,14 @@ impl AsyncPools for SimDevice {
                 *pool
             }
             Some((_, owner)) => {
-                return Err(DriverError::invalid(
-                    call.name(),
+                return Err(call.invalid(
                     format!("{ptr:#x} of device {owner}"),
                     format!("the start of a block of alloc_async on device {}", self.ordinal()),
                 ));
             }
             None => {
                 let accepted = state.space.why_unknown(ptr);
-                return Err(DriverError::invalid(call.name(), format!("{ptr:#x}"), accepted));
+                return Err(call.invalid(format!("{ptr:#x}"), accepted));
             }
         };
         Self::cost(&mut state, |model| model.async_alloc);

@@ -18,8 +18,7 @@ impl SimDevice {
     fn check_granular(&self, call: Call, what: &str, value: u64) -> DriverResult<()> {
         let unit = self.properties.granularity as u64;
         if value == 0 || !value.is_multiple_of(unit) {
-            return Err(DriverError::invalid(
-                call.name(),
+            return Err(call.invalid(
                 format!("{what} {value:#x}"),
                 format!("a multiple of the granularity, {unit:#x}"),
             ));
@@ -37,7 +36,7 @@ impl SimDevice {
     ) -> DriverResult<Vec<(u64, Mapping)>> {
         let refuse = |accepted: &str| {
             let value = format!("the range of {bytes} bytes at {ptr:#x}");
-            Err(DriverError::invalid(call.name(), value, accepted))
+            Err(call.invalid(value, accepted))
         };
         let region = state.space.containing(ptr);
         if let Some(region) = region {
@@ -73,11 +72,10 @@ impl SimDevice {
         let known = state.physical.get(&memory.number()).filter(|known| !known.destroyed);
         let Some(known) = known else {
             let value = format!("{memory}, unknown or destroyed");
-            return Err(DriverError::invalid(call.name(), value, "live physical memory"));
+            return Err(call.invalid(value, "live physical memory"));
         };
         if known.ordinal != self.ordinal() {
-            return Err(DriverError::invalid(
-                call.name(),
+            return Err(call.invalid(
                 format!("{memory} of device {}", known.ordinal),
                 format!("live physical memory of device {}", self.ordinal()),
             ));
@@ -131,11 +129,7 @@ impl VirtualMemory for SimDevice {
         let mut state = self.enter(call)?;
         self.check_granular(call, "size", bytes as u64)?;
         if align != 0 && !align.is_power_of_two() {
-            return Err(DriverError::invalid(
-                call.name(),
-                format!("alignment {align}"),
-                "0 or a power of two",
-            ));
+            return Err(call.invalid(format!("alignment {align}"), "0 or a power of two"));
         }
         Self::cost(&mut state, |model| model.map);
         let align = align.max(self.properties.granularity) as u64;
@@ -169,7 +163,7 @@ impl VirtualMemory for SimDevice {
         };
         if let Some(accepted) = accepted {
             let value = format!("the range of {bytes} bytes at {ptr:#x}");
-            return Err(DriverError::invalid(call.name(), value, accepted));
+            return Err(call.invalid(value, accepted));
         }
         if let Some(region) = state.space.remove(ptr) {
             state.space.free_addresses(region.ordinal, region.start, region.span);
@@ -217,8 +211,7 @@ impl VirtualMemory for SimDevice {
         self.check_granular(call, "size", bytes as u64)?;
         let known = self.check_physical(&state, call, memory)?;
         if known.bytes != bytes as u64 {
-            return Err(DriverError::invalid(
-                call.name(),
+            return Err(call.invalid(
                 format!("size {bytes}"),
                 format!("the whole physical memory of {} bytes", known.bytes),
             ));
@@ -230,20 +223,12 @@ impl VirtualMemory for SimDevice {
         let generation = state.space.generation();
         let region = state.space.containing_mut(ptr).map(|region| &mut region.kind);
         let Some(RegionKind::Reservation { mappings }) = region else {
-            return Err(DriverError::invalid(
-                call.name(),
-                value,
-                "a range inside a reservation of this device",
-            ));
+            return Err(call.invalid(value, "a range inside a reservation of this device"));
         };
         let end = ptr + bytes as u64;
         let taken = mappings.range(..end).next_back().is_some_and(|(at, m)| at + m.bytes > ptr);
         if taken {
-            return Err(DriverError::invalid(
-                call.name(),
-                value,
-                "a range in which nothing is mapped",
-            ));
+            return Err(call.invalid(value, "a range in which nothing is mapped"));
         }
         let access = MapAccess::None;
         let mapping =

@@ -34,11 +34,9 @@ impl RandomAllocations {
         Self { allocations, max_bytes, cap_bytes: CAP_BYTES, seed: 1 }
     }
 
-    /// Sets the seed.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
+    xlog_base::setters! {
+        /// Sets the seed.
+        with_seed(seed: u64) { seed: seed }
     }
 
     /// Runs the workload. A refused request becomes a free.

@@ -74,11 +74,9 @@ impl SmallBlocks {
         Self { blocks, min_bytes: 4, max_bytes: 4096, sizes, seed: 1 }
     }
 
-    /// Sets the seed.
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
+    xlog_base::setters! {
+        /// Sets the seed.
+        with_seed(seed: u64) { seed: seed }
     }
 
     /// Sets the maximum size.

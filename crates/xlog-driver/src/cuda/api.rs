@@ -10,8 +10,8 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::NonNull;
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUhostFn,
-    CUmemGenericAllocationHandle, CUmemoryPool, CUstream, CUuserObject, CUuuid,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
+    CUhostFn, CUmemGenericAllocationHandle, CUmemoryPool, CUmodule, CUstream, CUuserObject, CUuuid,
 };
 
 use super::abi::{AccessDesc, AllocationProp, PoolProps};
@@ -179,6 +179,19 @@ table! {
 }
 
 table! {
+    /// Modules and launches.
+    ModuleCalls {
+        load_data = c"cuModuleLoadData" (*mut CUmodule, *const c_void);
+        unload = c"cuModuleUnload" (CUmodule);
+        get_function = c"cuModuleGetFunction" (*mut CUfunction, CUmodule, *const c_char);
+        launch_kernel = c"cuLaunchKernel" (
+            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
+            *mut *mut c_void, *mut *mut c_void,
+        );
+    }
+}
+
+table! {
     /// The driver's names for its codes.
     ErrorTextCalls {
         name = c"cuGetErrorName" (c_uint, *mut *const c_char);
@@ -194,6 +207,7 @@ pub(super) struct Api {
     pub(super) wait_value: Option<WaitValueCalls>,
     pub(super) capture: Option<CaptureCalls>,
     pub(super) graphs: Option<GraphCalls>,
+    pub(super) modules: Option<ModuleCalls>,
     pub(super) error_text: Option<ErrorTextCalls>,
 }
 
@@ -211,6 +225,7 @@ impl Api {
             wait_value: WaitValueCalls::find(symbols).ok(),
             capture: CaptureCalls::find(symbols).ok(),
             graphs: GraphCalls::find(symbols).ok(),
+            modules: ModuleCalls::find(symbols).ok(),
             error_text: ErrorTextCalls::find(symbols).ok(),
         })
     }

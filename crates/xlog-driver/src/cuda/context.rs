@@ -15,9 +15,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cudarc::driver::sys::{CUcontext, CUdevice};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUevent, CUstream};
 
-use super::abi::code;
+use super::abi::{self, code};
 use super::api::Api;
 use super::capture::Relaxed;
 use super::errors::is_sticky;
@@ -43,9 +43,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: `device` came from `cuDeviceGet`, and the out pointer is valid for the call.
         let code = unsafe { (api.calls.primary_ctx_retain)(&raw mut raw, device) };
-        if code != code::SUCCESS {
-            return Err(api.unavailable("cuDevicePrimaryCtxRetain", code));
-        }
+        api.check_open("cuDevicePrimaryCtxRetain", code)?;
         Ok(Self { api, device, raw, lost: AtomicU32::new(0) })
     }
 
@@ -126,6 +124,25 @@ impl Context {
             // Only the first code is kept: later codes are often consequences of the same fault.
             let _ = self.lost.compare_exchange(0, code, Ordering::Relaxed, Ordering::Relaxed);
         }
+    }
+
+    /// Creates an event. The context is current.
+    pub(super) fn create_event(&self) -> DriverResult<CUevent> {
+        let mut event: CUevent = ptr::null_mut();
+        // SAFETY: the out pointer is valid, and the caller has bound the context.
+        let code =
+            unsafe { (self.api.calls.event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING) };
+        self.check("cuEventCreate", code)?;
+        Ok(event)
+    }
+
+    /// Returns the capture status of a stream of this device, which is not destroyed meanwhile. The context is current.
+    pub(super) fn capture_status(&self, stream: CUstream) -> DriverResult<c_uint> {
+        let mut status = abi::CAPTURE_NONE;
+        // SAFETY: the out pointer is valid, and the caller promises that the stream is alive.
+        let code = unsafe { (self.api.calls.stream_is_capturing)(stream, &raw mut status) };
+        self.check("cuStreamIsCapturing", code)?;
+        Ok(status)
     }
 
     /// Waits for everything in the context, which must be current.

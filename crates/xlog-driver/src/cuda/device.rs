@@ -11,7 +11,7 @@ use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUevent, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use super::abi;
 use super::api::{Api, Calls};
@@ -59,11 +59,7 @@ impl CudaDriver {
 
     /// Refuses a stream that is being captured, for work that a graph launch must not repeat.
     pub(super) fn refuse_capture(&self, call: &'static str, stream: CUstream) -> DriverResult<()> {
-        let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
-        let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
-        self.core.context.check("cuStreamIsCapturing", code)?;
-        if status != abi::CAPTURE_NONE {
+        if self.core.context.capture_status(stream)? != abi::CAPTURE_NONE {
             let value = "a stream that is being captured";
             return Err(DriverError::invalid(
                 call,
@@ -220,11 +216,7 @@ impl Driver for CudaDriver {
     fn stream_capture(&self, stream: StreamHandle) -> DriverResult<CaptureStatus> {
         let stream = self.core.raw_stream("stream_capture", stream)?;
         let _bound = self.core.context.bind("stream_capture")?;
-        let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid; the handle is of this device, and no call names it once it is destroyed.
-        let code = unsafe { (self.calls().stream_is_capturing)(stream, &raw mut status) };
-        self.core.context.check("cuStreamIsCapturing", code)?;
-        Ok(match status {
+        Ok(match self.core.context.capture_status(stream)? {
             abi::CAPTURE_NONE => CaptureStatus::None,
             abi::CAPTURE_ACTIVE => CaptureStatus::Active,
             _ => CaptureStatus::Invalidated,
@@ -252,12 +244,7 @@ impl Driver for CudaDriver {
 
     fn event_create(&self) -> DriverResult<EventHandle> {
         let _bound = self.core.context.bind_relaxed("event_create")?;
-        let mut event: CUevent = ptr::null_mut();
-        // SAFETY: the out pointer is valid, and the context is current.
-        let code =
-            unsafe { (self.calls().event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING) };
-        self.core.context.check("cuEventCreate", code)?;
-        self.core.event_handle(event)
+        self.core.event_handle(self.core.context.create_event()?)
     }
 
     unsafe fn event_destroy(&self, event: EventHandle) -> DriverResult<()> {

@@ -65,6 +65,11 @@ impl Api {
         self.error(CALL, code, requested as u64)
     }
 
+    /// Returns the error of a device that could not be opened, or `Ok` if `call` succeeded.
+    pub(super) fn check_open(&self, call: &'static str, code: u32) -> DriverResult<()> {
+        if code == code::SUCCESS { Ok(()) } else { Err(self.unavailable(call, code)) }
+    }
+
     /// The error of a device that could not be opened because `call` returned `code`.
     #[cold]
     pub(super) fn unavailable(&self, call: &'static str, code: u32) -> DriverError {

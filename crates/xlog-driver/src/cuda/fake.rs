@@ -8,14 +8,14 @@
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys::{
-    CUcontext, CUevent, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUmemoryPool, CUstream,
-    CUuserObject, CUuuid,
+    CUcontext, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUhostFn, CUmemoryPool,
+    CUmodule, CUstream, CUuserObject, CUuuid,
 };
 
 use super::abi::{AccessDesc, AllocationProp, PoolProps};
@@ -27,6 +27,8 @@ use crate::{DriverError, DriverResult};
 pub(super) const BASE: u64 = 0x7f00_0000_0000;
 const MEMORY: usize = 16 << 20;
 pub(super) const OURS: usize = 0x1000;
+const MODULE: usize = 0x50;
+const FUNCTION: usize = 0x60;
 
 pub(super) enum Op {
     CopyIn { dst: u64, src: usize, bytes: usize },
@@ -34,6 +36,13 @@ pub(super) enum Op {
     Record(usize),
     Wait { counter: usize, value: u32 },
     Call { function: CUhostFn, data: usize },
+}
+
+/// A kernel launch with two arguments of eight bytes.
+pub(super) struct Launch {
+    pub(super) shape: [u32; 7],
+    pub(super) stream: usize,
+    pub(super) words: [u64; 2],
 }
 
 pub(super) struct State {
@@ -63,6 +72,10 @@ pub(super) struct State {
     pub(super) pool_values: HashMap<u32, u64>,
     pub(super) access: Option<AccessDesc>,
     pub(super) prop: Option<AllocationProp>,
+    /// The latest module image, and the latest kernel that was looked up.
+    pub(super) image: CString,
+    pub(super) kernel: CString,
+    pub(super) launches: Vec<Launch>,
     next: usize,
 }
 
@@ -91,6 +104,9 @@ impl Default for State {
             pool_values: HashMap::new(),
             access: None,
             prop: None,
+            image: CString::default(),
+            kernel: CString::default(),
+            launches: Vec::new(),
             next: 0x2000,
         }
     }
@@ -224,6 +240,11 @@ fn set<T>(to: *mut T, value: T) {
 fn get<T: Copy>(from: *const T) -> T {
     // SAFETY: the code under test passes valid pointers, as the driver demands.
     unsafe { from.read() }
+}
+
+fn text(from: *const c_char) -> CString {
+    // SAFETY: the code under test passes strings with a NUL at their end, as the driver demands.
+    unsafe { CStr::from_ptr(from) }.to_owned()
 }
 
 fn block_layout(bytes: usize) -> Layout {
@@ -431,6 +452,25 @@ fakes! {
     "cuStreamWaitValue32_v2"(stream: CUstream, address: u64, value: u32, flags: c_uint) {
         assert_eq!(flags, 0, "compared with GEQ");
         with(|s| s.queue.push_back(Op::Wait { counter: address as usize, value }));
+    };
+    "cuModuleLoadData"(module: *mut CUmodule, image: *const c_void) {
+        with(|s| s.image = text(image.cast()));
+        set(module, ptr::without_provenance_mut(MODULE));
+    };
+    "cuModuleUnload"(module: CUmodule) assert_eq!(module.addr(), MODULE);
+    "cuModuleGetFunction"(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        assert_eq!(module.addr(), MODULE);
+        with(|s| s.kernel = text(name));
+        set(function, ptr::without_provenance_mut(FUNCTION));
+    };
+    "cuLaunchKernel"(
+        function: CUfunction, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        shared: c_uint, stream: CUstream, parameters: *mut *mut c_void, extra: *mut *mut c_void,
+    ) {
+        assert_eq!((function.addr(), extra.addr()), (FUNCTION, 0));
+        let words = [0, 1].map(|at| get(get(parameters.wrapping_add(at)).cast::<u64>()));
+        let shape = [gx, gy, gz, bx, by, bz, shared];
+        with(|s| s.launches.push(Launch { shape, stream: stream.addr(), words }));
     };
     "cuGetErrorName"(code: c_uint, text: *mut *const c_char) match code {
         700 => set(text, c"CUDA_ERROR_ILLEGAL_ADDRESS".as_ptr()),

@@ -10,11 +10,10 @@
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 
 use cudarc::driver::sys::CUstream;
-use xlog_base::Condvar;
 
 use super::abi::{self, code};
 use super::api::{Api, WaitValueCalls};
@@ -142,12 +141,13 @@ fn hold_by_value(
 }
 
 fn hold_by_host_fn(core: &Arc<DriverCore>, stream: CUstream) -> DriverResult<Gate> {
-    let latch = Arc::new(Latch::default());
-    let waiting = Arc::clone(&latch);
-    host_fn::queue(&core.context, stream, Box::new(move || waiting.wait()))?;
+    // Nothing is sent: the wait ends when the gate drops its end.
+    let (held, end_of_hold) = mpsc::channel::<()>();
+    let wait = move || _ = end_of_hold.recv();
+    host_fn::queue(&core.context, stream, Box::new(wait))?;
     let core = Arc::clone(core);
     Ok(Gate::new(move || {
-        latch.open();
+        drop(held);
         drop(core);
     }))
 }
@@ -179,25 +179,4 @@ fn new_page(context: &Context) -> DriverResult<(Page, Vec<Slot>)> {
         Slot { counter, address: address + offset as u64, holds: 0 }
     });
     Ok((Page(page), slots.collect()))
-}
-
-/// A one-shot latch on which the host function blocks.
-#[derive(Default)]
-struct Latch {
-    is_open: xlog_base::Mutex<bool>,
-    opened: Condvar,
-}
-
-impl Latch {
-    fn wait(&self) {
-        let mut is_open = self.is_open.lock();
-        while !*is_open {
-            is_open = self.opened.wait(is_open);
-        }
-    }
-
-    fn open(&self) {
-        *self.is_open.lock() = true;
-        self.opened.notify_all();
-    }
 }

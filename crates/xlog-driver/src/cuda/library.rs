@@ -91,7 +91,7 @@ fn is_absent(candidate: &str, message: &str) -> bool {
     missing && (message.starts_with(candidate) || cfg!(windows))
 }
 
-/// cudarc's handle of the library. Constructed only after a successful probe or while a driver is open.
+/// cudarc's handle of the library. Constructed only after a successful probe.
 pub(super) struct LoadedLibrary;
 
 // SAFETY: the addresses are those libcuda exports, and the library is never unloaded.

@@ -16,7 +16,6 @@
 //! This module does not select devices, cache blocks, retry or track handles: the layers above do.
 
 mod abi;
-#[macro_use]
 mod api;
 mod capture;
 mod context;

@@ -7,50 +7,17 @@
 //! kernel loses its code. If that wait cannot cover a captured stream, the module stays loaded until the context is released. While a gate
 //! is held, the drop waits for it. The caller guarantees that the arguments match the kernel and that their memory is live.
 
-use std::ffi::{CStr, CString, c_uint, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::fmt;
-use std::ptr::{self, NonNull};
-use std::sync::{Arc, OnceLock};
+use std::ptr;
+use std::sync::Arc;
 
-use cudarc::driver::sys::{CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{CUfunction, CUmodule};
 
-use super::api::Symbols;
+use super::api::ModuleCalls;
 use super::core::DriverCore;
 use super::device::CudaDriver;
-use super::library::LoadedLibrary;
 use crate::{DriverError, DriverResult, StreamHandle, Waited};
-
-table! {
-    /// Modules and launches.
-    ModuleCalls {
-        load_data = c"cuModuleLoadData" (*mut CUmodule, *const c_void);
-        unload = c"cuModuleUnload" (CUmodule);
-        get_function = c"cuModuleGetFunction" (*mut CUfunction, CUmodule, *const std::ffi::c_char);
-        launch_kernel = c"cuLaunchKernel" (
-            CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream,
-            *mut *mut c_void, *mut *mut c_void,
-        );
-    }
-}
-
-impl ModuleCalls {
-    pub(super) fn load(symbols: &dyn Symbols) -> DriverResult<Self> {
-        Self::find(symbols).map_err(|symbol| DriverError::Unavailable {
-            what: format!("libcuda has no symbol {}", symbol.to_string_lossy()),
-            remedy: "install an NVIDIA driver of CUDA 12.0 or later".to_owned(),
-        })
-    }
-
-    /// The calls of the loaded library, which is loaded because a driver is open.
-    fn of_process(_open: &CudaDriver) -> DriverResult<Self> {
-        static CALLS: OnceLock<ModuleCalls> = OnceLock::new();
-        if let Some(calls) = CALLS.get() {
-            return Ok(*calls);
-        }
-        let calls = Self::load(&LoadedLibrary)?;
-        Ok(*CALLS.get_or_init(|| calls))
-    }
-}
 
 /// Kernels that are loaded on one device.
 ///
@@ -86,14 +53,7 @@ unsafe impl Sync for Loaded {}
 impl CudaModule {
     /// Loads PTX, compiling it for the device of `driver`.
     pub fn load(driver: &CudaDriver, image: &CStr) -> DriverResult<Self> {
-        Self::load_with(driver, ModuleCalls::of_process(driver)?, image)
-    }
-
-    pub(super) fn load_with(
-        driver: &CudaDriver,
-        calls: ModuleCalls,
-        image: &CStr,
-    ) -> DriverResult<Self> {
+        let calls = driver.api().modules.ok_or(DriverError::Unsupported { call: "load" })?;
         let core = Arc::clone(&driver.core);
         let mut raw: CUmodule = ptr::null_mut();
         {

@@ -41,9 +41,7 @@ pub(super) fn version_of(api: &Api) -> DriverResult<u32> {
     let mut version: c_int = 0;
     // SAFETY: the out pointer is valid; this call works before initialisation.
     let code = unsafe { (api.calls.driver_get_version)(&raw mut version) };
-    if code != code::SUCCESS {
-        return Err(api.unavailable("cuDriverGetVersion", code));
-    }
+    api.check_open("cuDriverGetVersion", code)?;
     Ok(u32::try_from(version).unwrap_or(0))
 }
 
@@ -76,9 +74,7 @@ pub(super) fn open_with(api: Arc<Api>, ordinal: usize) -> DriverResult<DriverCor
     let mut device: CUdevice = 0;
     // SAFETY: the out pointer is valid for the call.
     let code = unsafe { (api.calls.device_get)(&raw mut device, driver_ordinal) };
-    if code != code::SUCCESS {
-        return Err(api.unavailable("cuDeviceGet", code));
-    }
+    api.check_open("cuDeviceGet", code)?;
     let context = Context::retain(api, device)?;
     let properties = {
         let _bound = context.bind_relaxed("open")?;
@@ -132,31 +128,28 @@ fn no_such_device(ordinal: usize, count: usize) -> DriverError {
 /// Reads everything that does not change. The context is current.
 fn read_properties(context: &Context, ordinal: u32) -> DriverResult<DeviceProperties> {
     let (api, device) = (&*context.api, context.device);
-    let fail = |call, code| match code {
-        code::SUCCESS => Ok(()),
-        _ => Err(api.unavailable(call, code)),
-    };
-
     let mut name: [c_char; 256] = [0; 256];
     // SAFETY: the driver writes at most the given length, with a NUL at its end.
     let code = unsafe { (api.calls.device_get_name)(name.as_mut_ptr(), 255, device) };
-    fail("cuDeviceGetName", code)?;
+    api.check_open("cuDeviceGetName", code)?;
     // SAFETY: the array was zeroed and the driver was not given its last byte, so there is a NUL inside.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
 
     let mut uuid = CUuuid { bytes: [0; 16] };
     // SAFETY: the out pointer is valid for the call.
-    fail("cuDeviceGetUuid", unsafe { (api.calls.device_get_uuid)(&raw mut uuid, device) })?;
+    let code = unsafe { (api.calls.device_get_uuid)(&raw mut uuid, device) };
+    api.check_open("cuDeviceGetUuid", code)?;
 
     let mut total: usize = 0;
     // SAFETY: the out pointer is valid for the call.
-    fail("cuDeviceTotalMem", unsafe { (api.calls.device_total_mem)(&raw mut total, device) })?;
+    let code = unsafe { (api.calls.device_total_mem)(&raw mut total, device) };
+    api.check_open("cuDeviceTotalMem", code)?;
 
     let (mut least, mut greatest): (c_int, c_int) = (0, 0);
     // SAFETY: both out pointers are valid, and the context is current.
     let code =
         unsafe { (api.calls.ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
-    fail("cuCtxGetStreamPriorityRange", code)?;
+    api.check_open("cuCtxGetStreamPriorityRange", code)?;
 
     // A capability needs both the library's calls and the device's attribute.
     let granularity = match flag(api, device, attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) {
@@ -196,9 +189,7 @@ fn number(api: &Api, device: CUdevice, attribute: u32) -> DriverResult<u32> {
     let mut value: c_int = 0;
     // SAFETY: the out pointer is valid for the call.
     let code = unsafe { (api.calls.device_get_attribute)(&raw mut value, attribute, device) };
-    if code != code::SUCCESS {
-        return Err(api.unavailable("cuDeviceGetAttribute", code));
-    }
+    api.check_open("cuDeviceGetAttribute", code)?;
     Ok(u32::try_from(value).unwrap_or(0))
 }
 

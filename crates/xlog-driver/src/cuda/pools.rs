@@ -15,8 +15,7 @@ use super::abi::{self, Location, PoolProps, pool_attribute};
 use super::api::PoolCalls;
 use super::device::{CudaDriver, refuse_zero};
 use crate::{
-    AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, ReusePolicy,
-    StreamHandle,
+    AsyncPools, DriverError, DriverResult, PoolHandle, PoolOptions, PoolUsage, StreamHandle,
 };
 
 /// The first driver version that reads the maximum size of a pool.
@@ -28,47 +27,28 @@ impl CudaDriver {
         calls.ok_or(DriverError::Unsupported { call })
     }
 
-    /// Sets one attribute of a pool. The context is current.
-    ///
-    /// # Safety
-    /// `T` is the type that the driver documents for `attribute`.
-    unsafe fn set_pool_attribute<T>(
+    /// Sets the attributes of a new pool. The context is current.
+    fn set_attributes(
         &self,
         calls: &PoolCalls,
         pool: CUmemoryPool,
-        attribute: c_uint,
-        mut value: T,
+        options: &PoolOptions,
     ) -> DriverResult<()> {
-        // SAFETY: the driver reads one value of the attribute's type, which the caller promises `T` to be.
-        let code =
-            unsafe { (calls.set_attribute)(pool, attribute, (&raw mut value).cast::<c_void>()) };
-        self.core.context.check("cuMemPoolSetAttribute", code)
-    }
-
-    fn apply_threshold(
-        &self,
-        calls: &PoolCalls,
-        pool: CUmemoryPool,
-        bytes: u64,
-    ) -> DriverResult<()> {
-        // SAFETY: the release threshold is documented as a 64-bit unsigned number.
-        unsafe { self.set_pool_attribute(calls, pool, pool_attribute::RELEASE_THRESHOLD, bytes) }
-    }
-
-    fn apply_reuse(
-        &self,
-        calls: &PoolCalls,
-        pool: CUmemoryPool,
-        reuse: ReusePolicy,
-    ) -> DriverResult<()> {
+        let PoolOptions { mut release_threshold, reuse, .. } = *options;
+        let set = |attribute: c_uint, value: *mut c_void| {
+            // SAFETY: below, the threshold is documented as a 64-bit unsigned number, and the three switches as `int`.
+            let code = unsafe { (calls.set_attribute)(pool, attribute, value) };
+            self.core.context.check("cuMemPoolSetAttribute", code)
+        };
+        set(pool_attribute::RELEASE_THRESHOLD, (&raw mut release_threshold).cast())?;
         let switches = [
             (pool_attribute::REUSE_FOLLOW_EVENT_DEPENDENCIES, reuse.follow_event_dependencies),
             (pool_attribute::REUSE_ALLOW_OPPORTUNISTIC, reuse.opportunistic),
             (pool_attribute::REUSE_ALLOW_INTERNAL_DEPENDENCIES, reuse.internal_dependencies),
         ];
         for (attribute, is_on) in switches {
-            // SAFETY: the three reuse switches are documented as `int`.
-            unsafe { self.set_pool_attribute(calls, pool, attribute, c_int::from(is_on))? };
+            let mut is_on = c_int::from(is_on);
+            set(attribute, (&raw mut is_on).cast())?;
         }
         Ok(())
     }
@@ -102,10 +82,7 @@ impl AsyncPools for CudaDriver {
         // SAFETY: both pointers are valid for the call, and the layout is the driver's.
         let code = unsafe { (calls.create)(&raw mut pool, &raw const props) };
         context.check("cuMemPoolCreate", code)?;
-        let applied = self
-            .apply_threshold(&calls, pool, options.release_threshold)
-            .and_then(|()| self.apply_reuse(&calls, pool, options.reuse));
-        if let Err(error) = applied {
+        if let Err(error) = self.set_attributes(&calls, pool, options) {
             // SAFETY: the pool was created above, and no other thread has its handle.
             unsafe { (calls.destroy)(pool) };
             return Err(error);
@@ -120,20 +97,6 @@ impl AsyncPools for CudaDriver {
         // SAFETY: the caller promises that the pool is its own, and gives it up.
         let code = unsafe { (calls.destroy)(pool) };
         self.core.context.check("cuMemPoolDestroy", code)
-    }
-
-    fn pool_set_release_threshold(&self, pool: PoolHandle, bytes: u64) -> DriverResult<()> {
-        let calls = self.pool_calls("pool_set_release_threshold")?;
-        let pool = self.core.raw_pool("pool_set_release_threshold", pool)?;
-        let _bound = self.core.context.bind_relaxed("pool_set_release_threshold")?;
-        self.apply_threshold(&calls, pool, bytes)
-    }
-
-    fn pool_set_reuse(&self, pool: PoolHandle, reuse: ReusePolicy) -> DriverResult<()> {
-        let calls = self.pool_calls("pool_set_reuse")?;
-        let pool = self.core.raw_pool("pool_set_reuse", pool)?;
-        let _bound = self.core.context.bind_relaxed("pool_set_reuse")?;
-        self.apply_reuse(&calls, pool, reuse)
     }
 
     fn pool_usage(&self, pool: PoolHandle) -> DriverResult<PoolUsage> {

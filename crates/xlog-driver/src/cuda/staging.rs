@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cudarc::driver::sys::{CUevent, CUstream};
 
-use super::abi::{self, code};
+use super::abi::code;
 use super::context::Context;
 use crate::sync::Mutex;
 use crate::{DriverResult, Waited};
@@ -202,16 +202,13 @@ impl Staging {
             None => self.grow(context, class)?,
         };
         if buffer.event.is_null() {
-            let mut event = ptr::null_mut();
-            // SAFETY: the out pointer is valid for the call.
-            let code = unsafe {
-                (context.api.calls.event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING)
-            };
-            if let Err(error) = context.check("cuEventCreate", code) {
-                self.push_idle(buffer);
-                return Err(error);
+            match context.create_event() {
+                Ok(event) => buffer.event = event,
+                Err(error) => {
+                    self.push_idle(buffer);
+                    return Err(error);
+                }
             }
-            buffer.event = event;
         }
         Ok(buffer)
     }

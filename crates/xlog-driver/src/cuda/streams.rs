@@ -8,7 +8,6 @@
 //! destroyed stream; if none could be recorded, every later wait reports [`Waited::ForSome`]. No lock is held while the host waits. In
 //! every call the context is current and the capture mode relaxed.
 
-use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUstream};
@@ -61,22 +60,15 @@ impl Event {
     /// Records an event behind everything queued on `stream`, unless it is idle or captured.
     fn at_tail(context: &Context, stream: CUstream) -> DriverResult<Tail> {
         let calls = &context.api.calls;
-        let mut status = abi::CAPTURE_NONE;
-        // SAFETY: the out pointer is valid, and the stream is not destroyed while the caller holds the list.
-        let code = unsafe { (calls.stream_is_capturing)(stream, &raw mut status) };
-        context.check("cuStreamIsCapturing", code)?;
-        if status != abi::CAPTURE_NONE {
+        if context.capture_status(stream)? != abi::CAPTURE_NONE {
             return Ok(Tail::Captured);
         }
-        // SAFETY: as above.
+        // SAFETY: the stream is not destroyed while the caller holds the list.
         let code = unsafe { (calls.stream_query)(stream) };
         if context.check_query("cuStreamQuery", code)? {
             return Ok(Tail::Idle);
         }
-        let mut event: CUevent = ptr::null_mut();
-        // SAFETY: the out pointer is valid, and the context is current.
-        let code = unsafe { (calls.event_create)(&raw mut event, abi::EVENT_DISABLE_TIMING) };
-        context.check("cuEventCreate", code)?;
+        let event = context.create_event()?;
         let tail = Self { event, destroy: calls.event_destroy };
         // SAFETY: the event was just created; the stream is not destroyed while the caller holds the list.
         let code = unsafe { (calls.event_record)(event, stream) };

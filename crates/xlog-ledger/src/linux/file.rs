@@ -144,8 +144,8 @@ fn missing(path: PathBuf, claims: &Claims) -> LedgerError {
     }
 }
 
-/// Opens a file of any owner for reading.
-pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
+/// Opens a ledger file of any owner for reading.
+pub(super) fn open_for_reading(path: &Path) -> LedgerResult<File> {
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Err(missing_for_reading(path)),
         found => found.map_err(|error| failed(path, "stat", error))?,
@@ -156,8 +156,7 @@ pub(super) fn open_for_reading(path: &Path) -> LedgerResult<(File, Header)> {
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)
         .map_err(|error| missing_or(path, "open", error))?;
-    let header = read_header(path, &file)?;
-    Ok((file, header))
+    read_header(path, &file).map(|_| file)
 }
 
 fn missing_for_reading(path: &Path) -> LedgerError {

@@ -85,7 +85,7 @@ impl Ledger {
     #[cold]
     pub(super) fn charge_shared(&self, slot: &SlotCell, bytes: u64) -> LedgerResult<()> {
         let limit = self.limit_units()?;
-        let quota = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
+        let quota = self.checked_quota_units()?;
         if let Some(refusal) = self.over_quota(slot, bytes, quota) {
             return Err(refusal);
         }
@@ -95,7 +95,7 @@ impl Ledger {
         let _lock = self.lock()?;
         // Read again under the lock, which guards their changes.
         let limit = self.limit_units()?;
-        let quota = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
+        let quota = self.checked_quota_units()?;
         let request = Request { units, limit, quota };
         let header = self.mapping.header();
         if self.grow(slot, request, self.others()) {

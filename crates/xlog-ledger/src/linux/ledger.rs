@@ -17,16 +17,16 @@ use super::exit;
 use super::file::{OpenFile, failed, open_or_create, read_header, read_start, rehearse_creation};
 use super::fork::{Registration, lock_table};
 use super::lock::{FileLockGuard, Gate, Opened, UPGRADED};
-use super::mapping::{ForkSentinel, Mapping, SlotCell, Standing, is_locked, try_lock, unlock};
+use super::mapping::{
+    ForkSentinel, Mapping, SlotCell, Standing, is_locked, store_bytes, try_lock, unlock,
+};
 use super::quotas::clear_quota;
 use super::upgrade::upgrade;
 use crate::config::LedgerConfig;
 use crate::error::{LedgerError, LedgerResult};
 use crate::format::{
-    AT_WATCH, Header, SLOT_NAME_SIZE, UNIT, VERSION_1, check_limit_word, file_size, slot_offset,
-    u64_at, units_of,
+    AT_WATCH, SLOT_NAME_SIZE, UNIT, VERSION_1, check_limit_word, file_size, slot_offset, units_of,
 };
-use crate::key::DeviceKey;
 use crate::snapshot::Snapshot;
 use crate::tags;
 use crate::word::{Keep, Word};
@@ -51,7 +51,6 @@ pub struct Ledger {
     pub(super) path: PathBuf,
     pub(super) own: usize,
     pub(super) keep: Keep,
-    header: Header,
     inode: Inode,
     claims: Claims,
     sentinel: ForkSentinel,
@@ -115,7 +114,6 @@ impl Ledger {
             path,
             own,
             keep,
-            header,
             inode,
             claims,
             sentinel,
@@ -252,9 +250,7 @@ impl Ledger {
         let started = slot.started.load(Ordering::Relaxed);
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         let record = tags::encode(tags, started, u64::try_from(now).unwrap_or(started));
-        for (part, cell) in slot.tags.iter().enumerate() {
-            cell.store(u64_at(&record, part * 8), Ordering::Relaxed);
-        }
+        store_bytes(&slot.tags, &record);
     }
 
     /// Returns true if a viewer watches the tags: see [`LedgerView::watch`](super::LedgerView::watch).
@@ -270,11 +266,6 @@ impl Ledger {
     /// Returns true if this opening created the file.
     pub fn created(&self) -> bool {
         self.created
-    }
-
-    /// Returns the device.
-    pub fn key(&self) -> &DeviceKey {
-        &self.header.key
     }
 
     /// Returns the path of the file.
@@ -451,9 +442,7 @@ fn claim_slot(file: &File, path: &Path, mapping: &Mapping, name: &str) -> Ledger
         // The last byte stays zero; a character that is cut is displayed as damaged.
         let mut letters = name.bytes().take(SLOT_NAME_SIZE - 1).collect::<Vec<u8>>();
         letters.resize(SLOT_NAME_SIZE, 0);
-        for (part, cell) in slot.name.iter().enumerate() {
-            cell.store(u64_at(&letters, part * 8), Ordering::Relaxed);
-        }
+        store_bytes(&slot.name, &letters);
         slot.pid.store(u64::from(std::process::id()), Ordering::Relaxed);
         return Ok(index);
     }

@@ -19,7 +19,7 @@ use crate::format::{
     AT_LIMIT, AT_PRESSURE, AT_RETURNS, AT_VERSION, AT_WATCH, FIXED_SIZE, HEADER_SIZE, Header,
     QUOTA_GUARANTEED, QUOTA_LIMIT, QUOTA_NAME, QUOTA_NAME_SIZE, QUOTA_SIZE, SLOT_CACHED, SLOT_NAME,
     SLOT_NAME_SIZE, SLOT_PEAK, SLOT_PID, SLOT_SIZE, SLOT_STARTED, SLOT_TAGS, SLOT_WORD, VERSION_1,
-    file_size,
+    file_size, u64_at,
 };
 use crate::tags;
 
@@ -112,6 +112,13 @@ const _: () = {
     assert!(offset_of!(SlotCell, tags) == SLOT_TAGS);
     assert!(size_of::<SlotCell>() == SLOT_SIZE);
 };
+
+/// Stores bytes for display.
+pub(super) fn store_bytes(words: &[AtomicU64], bytes: &[u8]) {
+    for (part, word) in words.iter().enumerate() {
+        word.store(u64_at(bytes, part * 8), Ordering::Relaxed);
+    }
+}
 
 /// The sentinel's value in the process that made it; 0 after a fork.
 const OWNER: u64 = 1;

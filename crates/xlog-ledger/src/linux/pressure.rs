@@ -273,7 +273,7 @@ impl Ledger {
     }
 
     /// True if the slot's owner lives, or the kernel refuses the query.
-    fn is_alive(&self, index: usize) -> bool {
+    pub(super) fn is_alive(&self, index: usize) -> bool {
         is_locked(&self.file, slot_offset(index)).unwrap_or(true)
     }
 }

@@ -11,29 +11,20 @@
 use std::sync::atomic::Ordering;
 
 use super::ledger::{Ledger, drop_grant};
-use super::mapping::{Mapping, QuotaCell, SlotCell, is_locked};
+use super::mapping::{Mapping, QuotaCell, SlotCell, store_bytes};
 use crate::error::{LedgerError, LedgerResult};
-use crate::format::{UNIT, slot_offset, u64_at, unpack_quota};
+use crate::format::{UNIT, unpack_quota};
 use crate::quota::Quota;
-use crate::snapshot::{SlotSnapshot, shown, time_of};
+use crate::snapshot::{SlotSnapshot, time_of};
 use crate::word::Word;
 
 impl Ledger {
     /// Returns the quota of this process; empty if it has none.
     pub fn quota(&self) -> LedgerResult<Quota> {
-        self.check_process()?;
-        let Some(cell) = self.mapping.quotas().get(self.own) else { return Ok(Quota::default()) };
-        let bytes = |units: u32| u64::from(units) * UNIT;
-        let unpacked = |cell: &std::sync::atomic::AtomicU64| {
-            unpack_quota(cell.load(Ordering::SeqCst)).ok_or_else(|| self.damaged_quota(self.own))
-        };
-        let letters: Vec<u8> =
-            cell.name.iter().flat_map(|part| part.load(Ordering::Relaxed).to_le_bytes()).collect();
-        Ok(Quota {
-            limit: unpacked(&cell.limit)?.map(bytes),
-            guaranteed: unpacked(&cell.guaranteed)?.map_or(0, bytes),
-            name: Some(shown(&letters)).filter(|name| !name.is_empty()),
-        })
+        let slots = self.snapshot()?.slots;
+        self.checked_quota_units()?;
+        let own = slots.into_iter().find(|slot| slot.index == self.slot());
+        Ok(own.map(|slot| slot.quota).unwrap_or_default())
     }
 
     /// Replaces the whole quota of this process.
@@ -50,14 +41,14 @@ impl Ledger {
             let pid = slot.pid.load(Ordering::SeqCst) & u64::from(u32::MAX);
             pid == u64::from(process.pid)
                 && time_of(slot.started.load(Ordering::Relaxed)) == process.started
-                && (index == self.own || is_locked(&self.file, slot_offset(index)).unwrap_or(true))
+                && (index == self.own || self.is_alive(index))
         })
     }
 
     /// Returns the limit of this process in bytes; `None` if it has no quota limit.
     pub fn quota_limit(&self) -> LedgerResult<Option<u64>> {
         self.check_process()?;
-        let units = self.quota_units().ok_or_else(|| self.damaged_quota(self.own))?;
+        let units = self.checked_quota_units()?;
         Ok((units != u32::MAX).then_some(u64::from(units) * UNIT))
     }
 
@@ -100,9 +91,7 @@ impl Ledger {
                 });
             }
         }
-        for (part, word) in cell.name.iter().enumerate() {
-            word.store(u64_at(&quota.name_bytes(), part * 8), Ordering::Relaxed);
-        }
+        store_bytes(&cell.name, &quota.name_bytes());
         cell.guaranteed.store(packed.guaranteed, Ordering::SeqCst);
         cell.limit.store(packed.limit, Ordering::SeqCst);
         // An owner charges nothing from a grant above its limit, so the grant is returned for others at once.
@@ -140,12 +129,11 @@ impl Ledger {
         }
     }
 
-    #[cold]
-    pub(super) fn damaged_quota(&self, index: usize) -> LedgerError {
-        LedgerError::Damaged {
+    pub(super) fn checked_quota_units(&self) -> LedgerResult<u32> {
+        self.quota_units().ok_or_else(|| LedgerError::Damaged {
             path: self.path.clone(),
-            what: format!("the quota of slot {index} is no quota"),
-        }
+            what: format!("the quota of slot {} is no quota", self.own),
+        })
     }
 
     /// The units that a slot takes from the limit: what it holds, but at least its guaranteed share.

@@ -9,8 +9,7 @@ use super::file::{failed, open_for_reading};
 use super::ledger::snapshot_of;
 use super::mapping::{try_share, wake_listeners_of};
 use crate::error::LedgerResult;
-use crate::format::{AT_WATCH, Header};
-use crate::key::DeviceKey;
+use crate::format::AT_WATCH;
 use crate::snapshot::Snapshot;
 
 /// A ledger file opened for reading.
@@ -18,15 +17,14 @@ use crate::snapshot::Snapshot;
 pub struct LedgerView {
     file: File,
     path: PathBuf,
-    header: Header,
 }
 
 impl LedgerView {
     /// Opens a ledger file of any owner.
     pub fn open(path: impl AsRef<Path>) -> LedgerResult<Self> {
         let path = path.as_ref().to_owned();
-        let (file, header) = open_for_reading(&path)?;
-        Ok(Self { file, path, header })
+        let file = open_for_reading(&path)?;
+        Ok(Self { file, path })
     }
 
     /// Reads the slots of all processes.
@@ -41,15 +39,5 @@ impl LedgerView {
         try_share(&self.file, AT_WATCH).map_err(|error| failed(&self.path, "lock", error))?;
         wake_listeners_of(&self.file);
         Ok(())
-    }
-
-    /// Returns the device.
-    pub fn key(&self) -> &DeviceKey {
-        &self.header.key
-    }
-
-    /// Returns the path of the file.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 }

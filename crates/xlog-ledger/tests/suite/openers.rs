@@ -329,7 +329,7 @@ fn a_view_sees_everything_and_touches_nothing() {
     assert_eq!(fs::read(ledger.path()).unwrap(), before);
     drop(ledger);
     assert_eq!(view.snapshot().unwrap().slots.len(), 0);
-    fs::OpenOptions::new().write(true).open(view.path()).unwrap().set_len(100).unwrap();
+    fs::OpenOptions::new().write(true).open(directory.ledger_path()).unwrap().set_len(100).unwrap();
     assert!(matches!(view.snapshot(), Err(LedgerError::Truncated { .. })));
 }
 

@@ -29,7 +29,7 @@ use self::counters::Counters;
 use self::segments::Segments;
 use self::throw::{Kind, Ready, Thrower};
 use crate::config::apply;
-use crate::errors::exception;
+use crate::errors::{exception, without_gil};
 use crate::idle;
 use crate::runtime::Runtime;
 use crate::value::object;
@@ -396,8 +396,8 @@ fn torch_last_refusal(pool: usize) -> PyResult<Option<String>> {
 #[pyfunction]
 fn torch_pool_runtime(py: Python<'_>, pool: usize, device: c_int) -> PyResult<Runtime> {
     let pool = numbered(pool)?;
-    let runtime = py.detach(|| Ok(pool.device(device)?.runtime.clone()));
-    Ok(Runtime::over(runtime.map_err(|error: XlogError| exception(py, &error))?))
+    let runtime = without_gil(py, || Ok(pool.device(device)?.runtime.clone()))?;
+    Ok(Runtime::over(runtime))
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

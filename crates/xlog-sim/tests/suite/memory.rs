@@ -167,7 +167,7 @@ fn a_pool_holds_to_its_maximum_its_threshold_and_its_trim() {
     assert_eq!((usage.used, usage.reserved, usage.reserved_peak), (0, 0, 96 << 20));
     assert_eq!(taken(&device), 0);
 
-    device.pool_set_release_threshold(pool, u64::MAX).unwrap();
+    let pool = device.pool_create(&PoolOptions::default()).unwrap();
     let block = device.alloc_async(64 << 20, pool, stream).unwrap();
     free(&device, block, stream);
     device.stream_synchronize(stream).unwrap();

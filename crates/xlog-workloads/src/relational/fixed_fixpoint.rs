@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use xlog_cuda::device_runtime::{AllocTag, CaptureOptions, Graph};
 use xlog_cuda::{Result, StreamId, XlogError};
 
-use super::fixpoint::Fixpoint;
+use super::fixpoint::{Fixpoint, collect};
 use super::kernels::rounds::{FOUND, OVERFLOW, Round, state_words};
 use super::{Column, Session, table_places};
 
@@ -249,7 +249,10 @@ impl<'s> FixedFixpoint<'s> {
         let mut reads = 0;
         for _ in 0..MAX_DOUBLINGS {
             if let Some(closed) = self.close(&mut reads)? {
-                let (result, rounds) = (self.collect(closed.entries)?, closed.rounds());
+                // The run has zeroed the state's first word.
+                let Buffers { set, state, .. } = &self.buffers;
+                let result = collect(self.session, self.stream, set, closed.entries, state)?;
+                let rounds = closed.rounds();
                 self.lengthen(closed)?;
                 let graphs = if self.form == Form::Graph { reads as usize } else { 0 };
                 let launches = self.launches() - running.launches + graphs;
@@ -346,23 +349,6 @@ impl<'s> FixedFixpoint<'s> {
         }
     }
 
-    /// Lists the set in a buffer of exactly its size.
-    #[allow(unsafe_code)]
-    fn collect(&self, len: usize) -> Result<Column<u64>> {
-        let (session, stream) = (self.session, self.stream);
-        let Buffers { set, state, .. } = &self.buffers;
-        let pairs = session.alloc::<u64>(stream, len, "fixpoint closure")?;
-        session
-            .launch("collect", stream)
-            .read(set)
-            .write(&pairs)
-            .read_write(state)
-            .moves(set.size_bytes() + pairs.size_bytes())
-            // SAFETY: the buffer holds all of the set, the run has zeroed the state's first word, and the launch names all its buffers.
-            .run(|kernels, stream| unsafe { kernels.collect(stream, set, &pairs, state) })?;
-        Ok(pairs)
-    }
-
     /// Returns its session.
     pub fn session(&self) -> &Session<'s> {
         self.session
@@ -425,14 +411,13 @@ impl Rounds<'_> {
             .with_tag(AllocTag("fixpoint graph"))
             .with_arena(bytes_for(rows, capacity));
         let buffers = OnceCell::new();
+        let missing = || XlogError::Kernel("the capture made no buffers".to_owned());
         let graphs = self.capture(&options, |stream| {
             if buffers.get().is_none() {
                 let _ = buffers.set(alloc(stream)?);
             }
-            let missing = || XlogError::Kernel("the capture made no buffers".to_owned());
             buffers.get().ok_or_else(missing)
         })?;
-        let missing = || XlogError::Kernel("the capture made no buffers".to_owned());
         Ok((buffers.into_inner().ok_or_else(missing)?, Some(graphs)))
     }
 

@@ -105,7 +105,10 @@ impl Fixpoint {
                 parts.extend(finish_insert(session, part, &mut set)?);
             }
         }
-        Ok((collect(session, first, &set)?, rounds))
+        let stream = session.stream(first + 3);
+        let count = session.alloc::<u64>(stream, 1, "fixpoint count")?;
+        session.fill(stream, &count, 0)?;
+        Ok((collect(session, stream, &set.places, set.len, &count)?, rounds))
     }
 
     /// Generates the edges, hashes them and inserts them into the set, in one part per stream: they are the pairs of the first round.
@@ -298,20 +301,23 @@ fn finish_insert(
     Ok((len > 0).then_some(PairRange { pairs: fresh, len }))
 }
 
-/// Lists the set in a buffer of exactly its size.
+/// Lists a set of `len` pairs in a buffer of exactly its size. The first word of `count` is 0.
 #[allow(unsafe_code)]
-fn collect(session: &Session<'_>, first: usize, set: &Set) -> Result<Column<u64>> {
-    let stream = session.stream(first + 3);
-    let pairs = session.alloc::<u64>(stream, set.len, "fixpoint closure")?;
-    let count = session.alloc::<u64>(stream, 1, "fixpoint count")?;
-    session.fill(stream, &count, 0)?;
+pub(super) fn collect(
+    session: &Session<'_>,
+    stream: StreamId,
+    set: &Column<u64>,
+    len: usize,
+    count: &Column<u64>,
+) -> Result<Column<u64>> {
+    let pairs = session.alloc::<u64>(stream, len, "fixpoint closure")?;
     session
         .launch("collect", stream)
-        .read(&set.places)
+        .read(set)
         .write(&pairs)
-        .read_write(&count)
-        .moves(set.places.size_bytes() + pairs.size_bytes())
-        // SAFETY: the buffer holds all of the set, and the launch names all its buffers.
-        .run(|kernels, stream| unsafe { kernels.collect(stream, &set.places, &pairs, &count) })?;
+        .read_write(count)
+        .moves(set.size_bytes() + pairs.size_bytes())
+        // SAFETY: from a count of 0 the buffer holds all of the set, and the launch names all its buffers.
+        .run(|kernels, stream| unsafe { kernels.collect(stream, set, &pairs, count) })?;
     Ok(pairs)
 }

@@ -2,9 +2,7 @@
 
 use crate::cuda::CudaDriver;
 use crate::cuda::fake::{self, Without, fail, logged, with};
-use crate::{
-    AsyncPools, Driver, DriverResult, HostMemory, PoolOptions, ReusePolicy, VirtualMemory, Waited,
-};
+use crate::{AsyncPools, Driver, DriverResult, HostMemory, PoolOptions, VirtualMemory, Waited};
 
 const GLOBAL: u32 = 0;
 const RELAXED: u32 = 2;
@@ -108,10 +106,8 @@ fn every_call_on(
 fn pools(device: &CudaDriver, stream: crate::StreamHandle) -> DriverResult<()> {
     let pool = device.pool_create(&PoolOptions::default())?;
     let used = device
-        .pool_set_release_threshold(pool, 0)
-        .and_then(|()| device.pool_set_reuse(pool, ReusePolicy::ALL))
-        .and_then(|()| device.pool_usage(pool).map(drop))
-        .and_then(|()| {
+        .pool_usage(pool)
+        .and_then(|_| {
             let block = device.alloc_async(256, pool, stream)?;
             // SAFETY: just allocated on this stream, and nothing uses it.
             unsafe { device.free_async(block, stream) }

@@ -3,7 +3,7 @@
 use crate::cuda::fake::{self, with};
 use crate::{
     AsyncPools, Driver, DriverError, DriverResult, EventHandle, PoolHandle, PoolOptions,
-    ReusePolicy, StreamHandle,
+    StreamHandle,
 };
 
 /// Every safe call that takes a handle.
@@ -26,8 +26,6 @@ fn every_call(
         ("event_synchronize", device.event_synchronize(event)),
         ("host_fn", device.host_fn(stream, Box::new(|| {}))),
         ("hold", device.hold(stream).map(drop)),
-        ("pool_set_release_threshold", pools.pool_set_release_threshold(pool, 0)),
-        ("pool_set_reuse", pools.pool_set_reuse(pool, ReusePolicy::ALL)),
         ("pool_usage", pools.pool_usage(pool).map(drop)),
         ("pool_trim", pools.pool_trim(pool, 0)),
         ("alloc_async", pools.alloc_async(256, pool, stream).map(drop)),

@@ -214,7 +214,8 @@ kernels! {
         let (set, fresh) = (words_mut(set), words_mut(fresh));
         let [count, ..] = words_mut(count) else { return };
         for value in words(values) {
-            if insert_unique(set, u64::from_le_bytes(*value)) {
+            let number = u64::from_le_bytes(*value);
+            if insert_unique::<1>(set, number, number, usize::MAX) == Some(true) {
                 store(fresh, u64::from_le_bytes(*count) as usize, *value);
                 add(count, 1);
             }

@@ -11,9 +11,8 @@ use xlog_cuda::sim::KernelArgs;
 use xlog_cuda::sim::KernelSlice::{Read, Write};
 use xlog_cuda::{DeviceStream, Result};
 
-use super::super::numbers::mix;
 use super::super::{Column, EMPTY};
-use super::twins::{Word, add, store, words, words_mut};
+use super::twins::{Word, add, insert_unique, matches, store, words, words_mut};
 use super::{Grid, Kernels, length, mask, reads, updates, writes};
 
 pub(super) const NAMES: &[&str] = &["clear_fixpoint", "insert_edges", "extend_pairs", "next_batch"];
@@ -126,8 +125,8 @@ impl Kernels {
             for edge in words(edges) {
                 let edge = u64::from_le_bytes(*edge);
                 let limit = table.len();
-                if insert_near(table, edge >> 32, edge, limit) == Some(true) {
-                    list.take(edge, insert_near(set, edge, edge, MAX_PROBES), capacity);
+                if insert_unique::<BUCKET>(table, edge >> 32, edge, limit) == Some(true) {
+                    list.take(edge, insert_unique::<BUCKET>(set, edge, edge, MAX_PROBES), capacity);
                 }
             }
         };
@@ -162,9 +161,13 @@ impl Kernels {
             let mut list = List { pairs: words_mut(fresh), state, counter: number + 1 };
             for pair in pairs.iter().take(len) {
                 let pair = u64::from_le_bytes(*pair);
-                for entry in edges_from(table, pair as u32) {
+                for entry in matches::<BUCKET>(table, pair as u32) {
                     let value = (pair >> 32 << 32) | (entry & u64::from(u32::MAX));
-                    list.take(value, insert_near(set, value, value, MAX_PROBES), capacity);
+                    list.take(
+                        value,
+                        insert_unique::<BUCKET>(set, value, value, MAX_PROBES),
+                        capacity,
+                    );
                 }
             }
         };
@@ -211,35 +214,4 @@ impl List<'_> {
             None => store(self.state, OVERFLOW, 1_u64.to_le_bytes()),
         }
     }
-}
-
-/// Returns the slots of a table from the bucket of a key on, wrapping around.
-fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
-    let mask = table.len().wrapping_sub(1);
-    let first = mix(of) as usize & !(BUCKET - 1);
-    (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
-}
-
-/// Returns the edges of a table that leave a vertex.
-fn edges_from(table: &[Word], vertex: u32) -> impl Iterator<Item = u64> {
-    places(table, u64::from(vertex))
-        .map(|place| u64::from_le_bytes(table[place]))
-        .take_while(|edge| *edge != EMPTY)
-        .filter(move |edge| edge >> 32 == u64::from(vertex))
-}
-
-/// Inserts a value at the first empty slot from the bucket of `of` on; returns `Some(false)` if it was present, and `None` if
-/// `limit` slots are taken.
-fn insert_near(table: &mut [Word], of: u64, value: u64, limit: usize) -> Option<bool> {
-    for place in places(table, of).take(limit) {
-        match u64::from_le_bytes(table[place]) {
-            EMPTY => {
-                table[place] = value.to_le_bytes();
-                return Some(true);
-            }
-            other if other == value => return Some(false),
-            _ => {}
-        }
-    }
-    None
 }

@@ -25,38 +25,47 @@ pub(super) fn halves_mut(bytes: &mut [u8]) -> &mut [Half] {
     bytes.as_chunks_mut().0
 }
 
-/// Returns the slots of a table from the start of a key's probe sequence on, wrapping around.
-fn places(table: &[Word], of: u64) -> impl Iterator<Item = usize> + use<> {
+/// Returns the slots of a table from the start of a key's bucket on, wrapping around.
+fn places<const BUCKET: usize>(
+    table: &[Word],
+    of: u64,
+) -> impl Iterator<Item = usize> + use<BUCKET> {
     let mask = table.len().wrapping_sub(1);
-    let first = mix(of) as usize;
+    let first = mix(of) as usize & !(BUCKET - 1);
     (0..table.len()).map(move |step| first.wrapping_add(step) & mask)
 }
 
 pub(super) fn insert(table: &mut [Word], of: u64, entry: u64) {
-    let empty = places(table, of).find(|place| u64::from_le_bytes(table[*place]) == EMPTY);
+    let empty = places::<1>(table, of).find(|place| u64::from_le_bytes(table[*place]) == EMPTY);
     if let Some(place) = empty {
         table[place] = entry.to_le_bytes();
     }
 }
 
-/// Inserts a value into a set; returns false if it was present.
-pub(super) fn insert_unique(set: &mut [Word], value: u64) -> bool {
-    for place in places(set, value) {
-        match u64::from_le_bytes(set[place]) {
+/// Inserts a value at the first empty slot from the bucket of `of` on; returns `Some(false)` if it was present, and `None` if
+/// `limit` slots are taken.
+pub(super) fn insert_unique<const BUCKET: usize>(
+    table: &mut [Word],
+    of: u64,
+    value: u64,
+    limit: usize,
+) -> Option<bool> {
+    for place in places::<BUCKET>(table, of).take(limit) {
+        match u64::from_le_bytes(table[place]) {
             EMPTY => {
-                set[place] = value.to_le_bytes();
-                return true;
+                table[place] = value.to_le_bytes();
+                return Some(true);
             }
-            other if other == value => return false,
+            other if other == value => return Some(false),
             _ => {}
         }
     }
-    false
+    None
 }
 
 /// Returns the entries of a key.
-fn matches(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
-    places(table, u64::from(key))
+pub(super) fn matches<const BUCKET: usize>(table: &[Word], key: u32) -> impl Iterator<Item = u64> {
+    places::<BUCKET>(table, u64::from(key))
         .map(|place| u64::from_le_bytes(table[place]))
         .take_while(|entry| *entry != EMPTY)
         .filter(move |entry| entry >> 32 == u64::from(key))
@@ -72,7 +81,7 @@ pub(super) fn count_matches(
     let sums = words_mut(sums);
     sums.fill([0; 8]);
     for (row, (key, count)) in keys.zip(halves_mut(counts)).enumerate() {
-        let found = matches(table, key).count() as u32;
+        let found = matches::<1>(table, key).count() as u32;
         *count = found.to_le_bytes();
         add(&mut sums[row / TILE], u64::from(found));
     }
@@ -95,7 +104,7 @@ pub(super) fn write_matches(
         if row % TILE == 0 {
             next = u64::from_le_bytes(sums[row / TILE]) as usize;
         }
-        for entry in matches(table, key) {
+        for entry in matches::<1>(table, key) {
             store(out, next, pair(row, entry).to_le_bytes());
             next = next.wrapping_add(1);
         }
