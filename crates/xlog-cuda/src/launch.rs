@@ -258,20 +258,6 @@ impl LaunchRecorder {
     }
 
     /// Runs preflight, `launch` and commit. If `launch` fails or panics, the uses are closed; its error takes precedence.
-    ///
-    /// ```
-    /// use xlog_cuda::prelude::*;
-    ///
-    /// let runtime = XlogDeviceRuntime::open("sim")?;
-    /// # let buffer = GpuMemoryManager::with_runtime(runtime.clone()).alloc::<u8>(64)?;
-    /// let stream = runtime.stream_pool().lease()?;
-    /// let mut recorder = LaunchRecorder::new_strict(stream.id());
-    /// recorder.write(&buffer);
-    /// // SAFETY: the buffer is live, and the recorder orders the fill.
-    /// recorder.run(&runtime, |stream| unsafe { stream.memset(buffer.ptr(), 9, 64) })?;
-    /// assert_eq!(buffer.to_vec()?, [9; 64]);
-    /// # Ok::<(), xlog_cuda::XlogError>(())
-    /// ```
     pub fn run<R>(
         mut self,
         runtime: &XlogDeviceRuntime,

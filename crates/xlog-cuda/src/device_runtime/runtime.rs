@@ -166,18 +166,6 @@ impl XlogDeviceRuntime {
     ///
     /// A configuration that names another device is refused; [`RuntimeConfig::open`] opens the device that it names. [`LedgerSetting`]
     /// defines when a ledger that cannot be joined is an error.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use xlog_cuda::prelude::*;
-    ///
-    /// let device = Arc::new(CudaDevice::open("sim")?);
-    /// let config = RuntimeConfig::default().with_budget(ByteSize::mib(64));
-    /// let runtime = XlogDeviceRuntime::with_config(device, &config)?;
-    /// assert!(runtime.allocate((64 << 20) + 1, StreamId::DEFAULT, AllocTag("rows")).is_err());
-    /// assert_eq!(runtime.effective_limit().map(|limit| limit.bytes()), Some(64 << 20));
-    /// # Ok::<(), xlog_cuda::XlogError>(())
-    /// ```
     pub fn with_config(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<Self> {
         stack::stack(device, config)
     }

@@ -256,18 +256,6 @@ impl fmt::Debug for StreamPool {
 }
 
 /// A leased stream, which the drop returns to its pool. Its queued work still runs then.
-///
-/// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
-/// let pool = StreamPool::with_defaults(Arc::new(CudaDevice::open("sim")?));
-/// let lease = pool.lease()?;
-/// let id = lease.id();
-/// lease.synchronize()?; // a lease is used like the stream itself
-/// drop(lease);
-/// assert!(pool.resolve(id).is_none());
-/// # Ok::<(), xlog_cuda::XlogError>(())
-/// ```
 #[must_use = "dropping the lease gives the stream back at once"]
 pub struct StreamLease {
     table: Arc<StreamTable>,

@@ -20,19 +20,6 @@ use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice, XlogError};
 
 /// A stream of the runtime that cudarc can launch on.
 ///
-/// ```no_run
-/// use std::sync::Arc;
-/// use xlog_cuda::interop::CudarcStream;
-/// use xlog_cuda::prelude::*;
-///
-/// let runtime = XlogDeviceRuntime::open("cuda:0")?;
-/// let lease = runtime.stream_pool().lease()?;
-/// let stream = CudarcStream::new(Arc::clone(lease.stream()))?;
-/// let copy = stream.cudarc().clone_htod(&[1_u32, 2, 3]); // a slice of cudarc on our stream
-/// # drop(copy);
-/// # Ok::<(), XlogError>(())
-/// ```
-///
 /// It keeps the stream alive, but not its lease: once the lease is dropped, the pool may lease the stream again.
 pub struct CudarcStream {
     lent: ManuallyDrop<Arc<CudaStream>>,

@@ -83,19 +83,6 @@ pub(crate) use reservation::RESERVED;
 /// A byte limit over a resource. See the [module](self).
 ///
 /// It derefs to its [`BudgetHandle`], which has the calls that need no resource.
-///
-/// ```
-/// use std::sync::Arc;
-/// use xlog_cuda::prelude::*;
-///
-/// let device = Arc::new(CudaDevice::open("sim")?);
-/// let budget = GlobalDeviceBudget::new(Box::new(DirectCudaResource::new(device, 0)), 1000);
-/// let block = budget.allocate(600, StreamId::DEFAULT, AllocTag("rows"))?;
-/// assert_eq!(budget.remaining(), 400);
-/// assert!(budget.allocate(401, StreamId::DEFAULT, AllocTag("rows")).is_err());
-/// budget.deallocate(block)?;
-/// # Ok::<(), XlogError>(())
-/// ```
 pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     handle: BudgetHandle,

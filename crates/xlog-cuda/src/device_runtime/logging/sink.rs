@@ -37,12 +37,6 @@ pub trait LoggingSink: Send + Sync {
 }
 
 /// Discards all records.
-///
-/// ```
-/// use xlog_cuda::device_runtime::{LogAction, LogRecord, LoggingSink, NullSink};
-///
-/// assert!(NullSink::new().emit(LogRecord::new(LogAction::Allocate, 0)).is_ok());
-/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullSink;
 
@@ -61,15 +55,6 @@ impl LoggingSink for NullSink {
 }
 
 /// Keeps every record, for tests. Grows without bound, under one lock.
-///
-/// ```
-/// use xlog_cuda::device_runtime::{InMemorySink, LogAction, LogRecord, LoggingSink};
-///
-/// let sink = InMemorySink::new();
-/// sink.emit(LogRecord::new(LogAction::ReapPending, 0))?;
-/// assert_eq!(sink.snapshot()[0].action, LogAction::ReapPending);
-/// # Ok::<(), xlog_cuda::device_runtime::SinkError>(())
-/// ```
 #[derive(Default)]
 pub struct InMemorySink(Mutex<Vec<LogRecord>>);
 
