@@ -93,6 +93,15 @@ impl XlogError {
         }
         Self::Kernel(text)
     }
+
+    pub(crate) fn bad_setting(
+        name: &'static str,
+        value: impl Into<String>,
+        reason: &'static str,
+        accepted: &'static str,
+    ) -> Self {
+        Self::BadSetting { name, value: value.into(), reason, accepted }
+    }
 }
 
 impl Error for XlogError {

@@ -299,7 +299,7 @@ fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result
     let Some(text) = text(name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|error| match error {
         XlogError::BadSetting { value, reason, accepted, .. } => {
-            XlogError::BadSetting { name, value, reason, accepted }
+            XlogError::bad_setting(name, value, reason, accepted)
         }
         other => other,
     })
@@ -308,10 +308,8 @@ fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result
 /// Reads an environment variable as text.
 fn text(name: &'static str) -> Result<Option<String>> {
     let Some(value) = std::env::var_os(name) else { return Ok(None) };
-    value.into_string().map(Some).map_err(|value| XlogError::BadSetting {
-        name,
-        value: value.to_string_lossy().into_owned(),
-        reason: "it is not UTF-8",
-        accepted: "text in UTF-8",
+    value.into_string().map(Some).map_err(|value| {
+        let value = value.to_string_lossy();
+        XlogError::bad_setting(name, value, "it is not UTF-8", "text in UTF-8")
     })
 }

@@ -11,14 +11,7 @@ impl FromStr for Backtraces {
     type Err = XlogError;
 
     fn from_str(text: &str) -> Result<Self> {
-        let refuse = |reason| {
-            Err(XlogError::BadSetting {
-                name: "the stacks",
-                value: text.to_owned(),
-                reason,
-                accepted: ACCEPTED,
-            })
-        };
+        let refuse = |reason| Err(XlogError::bad_setting("the stacks", text, reason, ACCEPTED));
         match text.split_once(':') {
             None if text == "off" => Ok(Self::Off),
             None if text == "all" => Ok(Self::All),
