@@ -34,7 +34,6 @@ mod sanitizer;
 mod segments;
 mod slow_path;
 mod snapshot;
-mod source;
 mod steal;
 #[cfg(test)]
 mod tests;
@@ -56,7 +55,7 @@ use self::inherit::{Dependency, Inherited};
 use self::reserve::Reserve;
 use self::resource::block_bytes;
 use self::sanitizer::Sanitizer;
-use self::segments::Segments;
+use self::segments::{InnerSegments, MappedSegments, PlainSegments, Segments};
 use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
 use super::ordering::EventPolicy;
@@ -132,7 +131,7 @@ impl PoolResource {
     ) -> ResourceResult<Self> {
         config.check()?;
         let sanitizer = Sanitizer::of(&device, &config, false)?;
-        let segments = source::of_device(&device, &config, sanitizer.as_ref())?;
+        let segments = segments_of(&device, &config, sanitizer.as_ref())?;
         Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 
@@ -153,7 +152,7 @@ impl PoolResource {
             )));
         }
         let sanitizer = Sanitizer::of(&device, &config, true)?;
-        let segments = source::of_inner(inner, &config);
+        let segments = Box::new(InnerSegments::new(inner, config.maximum_bytes as u64));
         Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 
@@ -405,6 +404,29 @@ impl Drop for PoolResource {
         let _ = self.reap_pending();
         let _ = self.trim_to(0);
     }
+}
+
+/// Chooses the segments for a configuration.
+fn segments_of(
+    device: &Arc<CudaDevice>,
+    config: &PoolConfig,
+    sanitizer: Option<&Sanitizer>,
+) -> ResourceResult<Box<dyn Segments>> {
+    let (device, maximum) = (Arc::clone(device), config.maximum_bytes as u64);
+    if let Some(sanitizer) = sanitizer {
+        // Memory checkers accept only driver allocations as heaps.
+        let segments = PlainSegments::new(device, maximum);
+        return Ok(Box::new(segments.with_heaps(sanitizer.heaps.clone())));
+    }
+    Ok(match config.segments {
+        PoolSegments::Automatic if device.driver().virtual_memory().is_none() => {
+            Box::new(PlainSegments::new(device, maximum))
+        }
+        PoolSegments::Plain => Box::new(PlainSegments::new(device, maximum)),
+        PoolSegments::Automatic | PoolSegments::Mapped => {
+            Box::new(MappedSegments::new(device, maximum)?)
+        }
+    })
 }
 
 impl fmt::Debug for PoolResource {

@@ -27,7 +27,6 @@ mod guard;
 mod layer;
 mod ledger;
 mod resource;
-mod stacks;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

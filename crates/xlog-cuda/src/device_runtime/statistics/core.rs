@@ -7,6 +7,7 @@ use std::backtrace::Backtrace;
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,6 +18,7 @@ use super::names::Names;
 use super::scope::{self, Peaks};
 use super::shard::{BytesAndBlocks, Counts, GlobalTotals, Ids, Key, Meter};
 use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
+use crate::XlogError;
 use crate::device_runtime::logging::{QueryScope, clock};
 use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, ResourceError, StreamId};
 use crate::device_runtime::side_table::{SideTable, TakenEntry};
@@ -34,6 +36,24 @@ pub enum Backtraces {
     Sampled(NonZeroU32),
     /// Every allocation. Walking the stack takes microseconds.
     All,
+}
+
+impl FromStr for Backtraces {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self, XlogError> {
+        let accepted = "off, all, or sampled:N for one in N allocations";
+        let refuse = |reason| Err(XlogError::bad_setting("the stacks", text, reason, accepted));
+        match text.split_once(':') {
+            None if text == "off" => Ok(Self::Off),
+            None if text == "all" => Ok(Self::All),
+            Some(("sampled", count)) => match count.parse() {
+                Ok(count) => Ok(Self::Sampled(count)),
+                Err(_) => refuse("what stands after the colon is no number above 0"),
+            },
+            _ => refuse("there is no such setting"),
+        }
+    }
 }
 
 /// Settings of a [`StatisticsResource`](super::StatisticsResource).
