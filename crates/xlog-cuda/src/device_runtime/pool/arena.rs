@@ -37,9 +37,6 @@ const MAX_BESIDE_LARGE: u64 = 8 << 20;
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SourceCounts(pub(super) [u64; ServedBy::COUNT]);
-
 /// Memory that is allocated in the TLSF of its arena.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suballocation {
@@ -83,12 +80,12 @@ pub(super) struct ArenaCounts {
     pub(super) retired: u64,
     /// Allocations that were taken back before their block was handed out.
     pub(super) undone: u64,
-    pub(super) sources: SourceCounts,
+    pub(super) sources: [u64; ServedBy::COUNT],
 }
 
 impl ArenaCounts {
     pub(super) fn allocations(&self) -> u64 {
-        self.sources.0.iter().sum::<u64>() - self.undone
+        self.sources.iter().sum::<u64>() - self.undone
     }
 }
 
@@ -201,7 +198,7 @@ impl Arena {
     #[inline]
     pub(super) fn count(&mut self, source: ServedBy) {
         note_path(source);
-        self.counts.sources.0[source as usize] += 1;
+        self.counts.sources[source as usize] += 1;
     }
 
     pub(super) fn insert(&mut self, range: Range) {

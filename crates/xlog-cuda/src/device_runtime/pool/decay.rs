@@ -154,7 +154,7 @@ impl PoolResource {
             counts.add(&arena.counts);
             low_water += arena.tlsf.low_water();
         });
-        let sources = counts.sources.0;
+        let sources = counts.sources;
         let all = sources.iter().sum();
         (Counted { all, uncached: all - sources[ServedBy::Magazine as usize] }, low_water)
     }
