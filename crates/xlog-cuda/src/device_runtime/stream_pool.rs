@@ -179,7 +179,7 @@ impl StreamPool {
 
     /// Returns the clock headers of the streams, by slot.
     pub(crate) fn headers(&self) -> &Arc<ClockHeaders> {
-        self.table.headers()
+        &self.table.headers
     }
 
     /// Issues an id for a stream of other code; see [`StreamPool::enlist`].
@@ -194,17 +194,17 @@ impl StreamPool {
 
     /// Returns the maximum number of leased streams, without the default one.
     pub fn max_streams(&self) -> usize {
-        self.table.max_streams()
+        self.table.max_streams
     }
 
     /// Returns the number of this pool, which is unique in the process and names the pool in messages.
     pub fn number(&self) -> u64 {
-        self.table.number()
+        self.table.number
     }
 
     /// Returns the device of the streams.
     pub fn device(&self) -> &Arc<CudaDevice> {
-        self.table.device()
+        &self.table.device
     }
 }
 

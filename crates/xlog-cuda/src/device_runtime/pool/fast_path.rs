@@ -151,7 +151,7 @@ impl PoolResource {
         if !meta.has_owner_and_units(owner, units) {
             return false;
         }
-        let Some(header) = self.tracker.headers.inline(owner) else { return false };
+        let Some(header) = self.tracker.headers.inline.get(owner as usize) else { return false };
         let entered = self.fast_arena(owner, header).and_then(Lock::enter);
         let Some(mut arena) = entered else { return false };
         // While this thread is inside the arena, no other thread changes the state of an unshared block.
@@ -165,7 +165,9 @@ impl PoolResource {
 
     /// [`Self::free_fast`] for a retired block that only its own stream used.
     pub(super) fn free_retired_fast(&self, generation: Generation, meta: &BlockMeta) -> bool {
-        let Some(header) = self.tracker.headers.inline(meta.owner()) else { return false };
+        let Some(header) = self.tracker.headers.inline.get(meta.owner() as usize) else {
+            return false;
+        };
         let entered = self.fast_arena(meta.owner(), header).and_then(Lock::enter);
         let Some(mut arena) = entered else { return false };
         let (freed, capacity) = (FreedBlock::of(generation, meta), self.arenas.magazine_capacity());
