@@ -11,13 +11,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, PowerHistogram};
 use xlog_driver::sync::Sharded;
 
 use super::names::Names;
 use super::scope::{self, Peaks};
 use super::shard::{BytesAndBlocks, Counts, GlobalTotals, Ids, Key, Meter};
-use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
+use super::snapshot::{StatisticsSnapshot, Usage};
 use crate::XlogError;
 use crate::device_runtime::logging::{QueryScope, clock};
 use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, ResourceError, StreamId};
@@ -314,7 +314,7 @@ impl StatisticsCore {
                 .filter_map(|id| Some((queries.key(id)?, sum(|counts| &counts.queries, id))))
                 .collect();
             by_query.sort_by_key(|(query, _)| *query);
-            let mut sizes = SizeHistogram::default();
+            let mut sizes = PowerHistogram::default();
             let mut failures: Vec<(&'static str, u64)> = Vec::new();
             let (mut requested_bytes, mut unknown_frees) = (0_u64, 0);
             for counts in shards.iter() {

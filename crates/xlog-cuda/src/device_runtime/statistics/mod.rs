@@ -28,4 +28,5 @@ pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
 pub use scope::{ScopeReport, ScopeStatistics, StatisticsScope};
 pub use shard::{PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
-pub use snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
+pub use snapshot::{StatisticsSnapshot, Usage};
+pub use xlog_base::PowerHistogram;
