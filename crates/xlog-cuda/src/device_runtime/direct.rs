@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use xlog_driver::sync::Mutex;
 
 use super::budget::BudgetReservation;
-use super::ordering::block::block_meta::{BlockTable, generation_bits};
+use super::ordering::{BlockTable, generation_bits};
 use super::resource::{
     AllocTag, BlockId, BlockState, CapSlot, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,

@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use xlog_driver::{DriverResult, StreamHandle};
 
 use super::StreamId;
-use super::ordering::clock::clock_headers::ClockHeaders;
+use super::ordering::ClockHeaders;
 use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
@@ -171,7 +171,7 @@ impl StreamPool {
         self.table.raw(id)
     }
 
-    /// Returns the driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::stream_clock::StreamClock::slot).
+    /// Returns the driver stream in a slot; see [`StreamClock::slot`](super::ordering::StreamClock::slot).
     #[inline]
     pub(crate) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         self.table.at(slot)

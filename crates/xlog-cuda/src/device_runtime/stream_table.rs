@@ -16,9 +16,7 @@ use std::task::Waker;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
-use super::ordering::block::slab::Slab;
-use super::ordering::clock::clock_headers::{ClockHeaderRef, ClockHeaders};
-use super::ordering::clock::stream_clock::ClockHeader;
+use super::ordering::{ClockHeader, ClockHeaderRef, ClockHeaders, Slab};
 use super::runtime::catch_panic;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};

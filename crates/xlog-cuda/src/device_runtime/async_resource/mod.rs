@@ -21,11 +21,9 @@ use self::frees::Frees;
 use self::physical::PhysicalBytes;
 use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
-use super::ordering::EventPolicy;
-use super::ordering::block::block_meta::BlockMeta;
-use super::ordering::tracking::deferred_frees::DeferredFrees;
-use super::ordering::tracking::tracker::{Retired, Tracker};
-use super::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
+use super::ordering::{
+    BlockMeta, DeferredFrees, EventPolicy, Retired, Tracker, UseTracking, tracked_hooks,
+};
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,

@@ -28,7 +28,7 @@ use super::registry::{
 use super::report::{BlockInfo, FoundBy};
 use super::sampling::Sampling;
 use crate::CudaDevice;
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::StripedCounters;
 use crate::device_runtime::resource::{
     AllocRequest, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     ResourceError, ResourceHome, ResourceResult, StreamId,

@@ -22,10 +22,7 @@ use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::remap::is_idle;
 use super::tlsf::{CHUNK, Range, Removed, SMALL, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
-use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockTable};
-use crate::device_runtime::ordering::block::slab::Slab;
-use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::ordering::tracking::tracker::Tracker;
+use crate::device_runtime::ordering::{BlockMemory, BlockMeta, BlockTable, Lock, Slab, Tracker};
 use crate::device_runtime::resource::{Generation, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 

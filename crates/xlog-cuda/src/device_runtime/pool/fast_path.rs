@@ -10,11 +10,9 @@ use super::arena::{Arena, FLUSHING_BYTES, FreedBlock, NO_SLOT, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
 use super::resource::MAX_BYTES;
 use crate::device_runtime::logging::ServedBy;
-use crate::device_runtime::ordering::block::block_meta::{
-    BlockMeta, BlockOwner, BlockTable, generation_bits,
+use crate::device_runtime::ordering::{
+    BlockMeta, BlockOwner, BlockTable, ClockHeader, Lock, generation_bits,
 };
-use crate::device_runtime::ordering::clock::stream_clock::ClockHeader;
-use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{
     AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, StreamId,
 };

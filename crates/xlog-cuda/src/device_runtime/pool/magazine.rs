@@ -5,7 +5,7 @@
 //! each doubling, so a freed block fits the next request of its class.
 
 use super::arena::UNIT;
-use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
+use crate::device_runtime::ordering::{BlockMeta, BlockTable};
 
 /// The largest block that is cached. Requests up to this size are rounded up to whole classes.
 pub(super) const MAX_CACHED: u64 = 4 << 20;
@@ -124,7 +124,7 @@ impl Magazine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockOwner};
+    use crate::device_runtime::ordering::{BlockMemory, BlockOwner};
     use crate::device_runtime::resource::StreamId;
 
     #[test]

@@ -58,12 +58,9 @@ use self::sanitizer::Sanitizer;
 use self::segments::{InnerSegments, MappedSegments, PlainSegments, Segments};
 use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
-use super::ordering::EventPolicy;
-use super::ordering::block::block_meta::{BlockMemory, BlockOwner, generation_bits};
-use super::ordering::primitive::Lock;
-use super::ordering::tracking::deferred_frees::DeferredFrees;
-use super::ordering::tracking::tracker::Tracker;
-use super::ordering::tracking::use_slow_path::inflate;
+use super::ordering::{
+    BlockMemory, BlockOwner, DeferredFrees, EventPolicy, Lock, Tracker, generation_bits, inflate,
+};
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, Generation, GrowthHook, ResourceError,
     ResourceResult, StreamId,

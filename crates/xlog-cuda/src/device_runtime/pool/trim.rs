@@ -6,7 +6,7 @@ use xlog_driver::DriverResult;
 
 use super::PoolResource;
 use super::segments::{Span, coalesce};
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::StripedCounters;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 
