@@ -14,7 +14,7 @@ use super::ordering::{BlockTable, generation_bits};
 use super::resource::{
     AllocTag, BlockId, BlockState, CapSlot, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    Seal, StreamId, refused_by_cap,
+    Seal, StreamId, first_error, refused_by_cap,
 };
 use crate::CudaDevice;
 
@@ -262,12 +262,7 @@ impl DeviceMemoryResource for DirectCudaResource {
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let unfinished = std::mem::take(&mut *self.unfinished.lock());
-        let mut outcome = Ok(());
-        for generation in unfinished {
-            let this = self.free_or_keep(generation);
-            outcome = outcome.and(this);
-        }
-        outcome
+        first_error(unfinished, |generation| self.free_or_keep(generation))
     }
 
     fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {

@@ -27,7 +27,7 @@ use super::ordering::{
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    Seal, StreamId,
+    Seal, StreamId, first_error,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -262,17 +262,12 @@ impl AsyncCudaResource {
         &self,
         completed: impl Fn(&RawStream) -> DriverResult<Vec<Generation>>,
     ) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for stream in
-            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
-        {
+        let slots = self.frees.slots().into_iter();
+        first_error(slots.filter_map(|slot| self.tracker.streams.at(slot)), |stream| {
             stream.arm_free_events();
-            match completed(stream) {
-                Ok(done) => self.freed(&done),
-                Err(error) => outcome = outcome.and(Err(error.into())),
-            }
-        }
-        outcome
+            self.freed(&completed(stream)?);
+            Ok(())
+        })
     }
 
     fn retry(&self) -> ResourceResult<()> {

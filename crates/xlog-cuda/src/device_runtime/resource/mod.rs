@@ -360,10 +360,16 @@ pub(crate) fn finish_one_by_one<R: DeviceMemoryResource + ?Sized>(
     uses: &[(BlockId, Access)],
     use_stream: StreamId,
 ) -> ResourceResult<()> {
-    let mut outcome = Ok(());
-    for &(block, access) in uses {
-        let this = resource.finish_block_use(block, use_stream, access);
-        outcome = outcome.and(this);
-    }
-    outcome
+    first_error(uses, |&(block, access)| resource.finish_block_use(block, use_stream, access))
+}
+
+/// Calls `work` for all items, whatever fails. Returns the first error.
+pub(crate) fn first_error<T, E>(
+    items: impl IntoIterator<Item = T>,
+    mut work: impl FnMut(T) -> Result<(), E>,
+) -> Result<(), E> {
+    items.into_iter().fold(Ok(()), |outcome, item| {
+        let this = work(item);
+        outcome.and(this)
+    })
 }
