@@ -23,6 +23,8 @@ mod snapshot;
 pub use self::core::{Backtraces, Statistics, StatisticsConfig};
 #[cfg(feature = "metrics")]
 pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics};
+#[cfg(feature = "guard")]
+pub(super) use live::write_frames;
 pub use live::{LiveBlock, LiveReport, TagShare};
 pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
