@@ -1,10 +1,11 @@
 //! Code that several crates of the runtime share: seeded random numbers, histograms, integer maps, size texts, setters of configurations,
-//! and a mutex without poisoning.
+//! `Debug` by named values, and a mutex without poisoning.
 //!
 //! It depends on no other crate of the project.
 
 #![forbid(unsafe_code)]
 
+mod debug_fields;
 mod hashing;
 mod histogram;
 mod minstd;

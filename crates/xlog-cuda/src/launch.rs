@@ -9,9 +9,9 @@
 //! - An opened use is closed exactly once, on the runtime that it was opened on, by commit, an error, a panic or the drop. A use that
 //!   stayed open would keep its block from ever being freed.
 
-use std::fmt;
-
 use smallvec::SmallVec;
+
+use xlog_base::debug_fields;
 
 use crate::device_runtime::graph::{Graph, check_not_captured};
 use crate::device_runtime::resource::{
@@ -340,16 +340,8 @@ impl Drop for LaunchRecorder {
     }
 }
 
-impl fmt::Debug for LaunchRecorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaunchRecorder")
-            .field("stream", &self.stream)
-            .field("strict", &self.strict)
-            .field("wanted", &self.wanted)
-            .field("foreign", &self.foreign)
-            .field("graphs", &self.graphs)
-            .field("open_uses", &self.opened.as_ref().map(|opened| &opened.uses))
-            .field("late", &self.late)
-            .finish()
-    }
-}
+debug_fields!(self: LaunchRecorder {
+    stream: self.stream, strict: self.strict, wanted: self.wanted, foreign: self.foreign,
+    graphs: self.graphs, open_uses: self.opened.as_ref().map(|opened| &opened.uses),
+    late: self.late,
+});

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use xlog_base::debug_fields;
 use xlog_driver::sync::Mutex;
 
 use super::budget::BudgetReservation;
@@ -331,14 +332,9 @@ impl DeviceMemoryResource for DirectCudaResource {
     }
 }
 
-impl std::fmt::Debug for DirectCudaResource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirectCudaResource")
-            .field("device", &self.device.spec())
-            .field("bytes_outstanding", &self.bytes_outstanding())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: DirectCudaResource {
+    device: self.device.spec(), bytes_outstanding: self.bytes_outstanding(), ..
+});
 
 pub(super) fn too_many_blocks() -> ResourceError {
     ResourceError::invalid("one more block", "at most 16777216 blocks of one resource at a time")

@@ -32,9 +32,9 @@ mod report;
 mod stack;
 mod table;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use xlog_base::debug_fields;
 #[cfg(feature = "ledger")]
 use xlog_ledger::Snapshot;
 
@@ -313,16 +313,8 @@ impl XlogDeviceRuntime {
     }
 }
 
-impl fmt::Debug for XlogDeviceRuntime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("XlogDeviceRuntime")
-            .field("device", &self.core.device.spec())
-            .field("ordinal", &self.core.ordinal)
-            .field("stream_pool", &self.core.stream_pool)
-            .field("statistics", &self.statistics())
-            .field("mismatch", &self.core.mismatch)
-            .field("limit", &self.effective_limit())
-            .field("ledger", self.ledger())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: XlogDeviceRuntime {
+    device: self.core.device.spec(), ordinal: self.core.ordinal, stream_pool: self.core.stream_pool,
+    statistics: self.statistics(), mismatch: self.core.mismatch, limit: self.effective_limit(),
+    ledger: self.ledger(), ..
+});

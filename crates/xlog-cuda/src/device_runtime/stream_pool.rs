@@ -15,6 +15,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use xlog_base::debug_fields;
 use xlog_driver::{DriverResult, StreamHandle};
 
 use super::StreamId;
@@ -243,17 +244,10 @@ impl Drop for AwaitedLease {
     }
 }
 
-impl fmt::Debug for StreamPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamPool")
-            .field("number", &self.number())
-            .field("device", &self.device().spec())
-            .field("max_streams", &self.max_streams())
-            .field("out", &self.non_default_len())
-            .field("driver_streams", &self.table.made())
-            .finish()
-    }
-}
+debug_fields!(self: StreamPool {
+    number: self.number(), device: self.device().spec(), max_streams: self.max_streams(),
+    out: self.non_default_len(), driver_streams: self.table.made(),
+});
 
 /// A leased stream, which the drop returns to its pool. Its queued work still runs then.
 #[must_use = "dropping the lease gives the stream back at once"]

@@ -8,11 +8,11 @@
 //! [`StreamTable::lease`]. It keeps its slot for the lifetime of the table.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
+use xlog_base::debug_fields;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
@@ -364,13 +364,7 @@ impl State {
     }
 }
 
-impl fmt::Debug for StreamTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamTable")
-            .field("max_streams", &self.max_streams)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: StreamTable { max_streams: self.max_streams, .. });
 
 /// Wakes all tasks, since any of them may not retry. No lock is held: a waker is code of an executor, and its panic must not
 /// keep the others from being woken.

@@ -6,12 +6,11 @@
 //!
 //! Invariant: while a strong reference to a wrapped cudarc stream exists, the driver stream behind it is alive.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::{self as cudarc_driver, CudaContext, CudaStream};
-use xlog_base::Mutex;
+use xlog_base::{Mutex, debug_fields};
 use xlog_driver::{DeviceKind, DriverError};
 
 use crate::device_runtime::{Access, ResourceResult, StreamId};
@@ -140,11 +139,4 @@ impl Drop for CudarcStream {
     }
 }
 
-impl fmt::Debug for CudarcStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudarcStream")
-            .field("stream", &self.stream)
-            .field("cudarc", &*self.lent)
-            .finish()
-    }
-}
+debug_fields!(self: CudarcStream { stream: self.stream, cudarc: *self.lent });

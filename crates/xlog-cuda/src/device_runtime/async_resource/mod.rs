@@ -11,9 +11,9 @@ mod driver_pools;
 mod frees;
 mod physical;
 
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::{AsyncPools, DriverResult, PoolUsage};
 
 use self::driver_pools::DriverPools;
@@ -458,12 +458,6 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 }
 
-impl fmt::Debug for AsyncCudaResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncCudaResource")
-            .field("device", &self.device.spec())
-            .field("policy", &self.tracker.policy)
-            .field("statistics", &self.statistics())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: AsyncCudaResource {
+    device: self.device.spec(), policy: self.tracker.policy, statistics: self.statistics(), ..
+});

@@ -1,8 +1,6 @@
 //! Sinks: the trait, and the two sinks without a file.
 
-use std::fmt;
-
-use xlog_base::{Mutex, MutexGuard};
+use xlog_base::{Mutex, MutexGuard, debug_fields};
 
 use super::LogRecord;
 
@@ -99,8 +97,4 @@ impl LoggingSink for InMemorySink {
     }
 }
 
-impl fmt::Debug for InMemorySink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InMemorySink").field("records", &self.len()).finish()
-    }
-}
+debug_fields!(self: InMemorySink { records: self.len() });

@@ -41,9 +41,9 @@ pub(crate) mod tlsf;
 mod trim;
 
 use std::cell::Cell;
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::Driver;
 use xlog_driver::sync::Mutex;
 
@@ -426,11 +426,4 @@ fn segments_of(
     })
 }
 
-impl fmt::Debug for PoolResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolResource")
-            .field("device", &self.device.spec())
-            .field("snapshot", &self.snapshot())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: PoolResource { device: self.device.spec(), snapshot: self.snapshot(), .. });

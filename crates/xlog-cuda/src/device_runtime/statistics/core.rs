@@ -5,13 +5,12 @@
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
-use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xlog_base::{Mutex, PowerHistogram};
+use xlog_base::{Mutex, PowerHistogram, debug_fields};
 use xlog_driver::sync::Sharded;
 
 use super::names::Names;
@@ -381,11 +380,6 @@ impl Statistics {
     }
 }
 
-impl fmt::Debug for Statistics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Statistics")
-            .field("device_ordinal", &self.0.device_ordinal)
-            .field("config", &self.0.config)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: Statistics {
+    device_ordinal: self.0.device_ordinal, config: self.0.config, ..
+});
