@@ -368,8 +368,10 @@ pub(crate) fn first_error<T, E>(
     items: impl IntoIterator<Item = T>,
     mut work: impl FnMut(T) -> Result<(), E>,
 ) -> Result<(), E> {
-    items.into_iter().fold(Ok(()), |outcome, item| {
+    let mut outcome = Ok(());
+    for item in items {
         let this = work(item);
-        outcome.and(this)
-    })
+        outcome = outcome.and(this);
+    }
+    outcome
 }
