@@ -1,10 +1,11 @@
 //! Code that several crates of the runtime share: seeded random numbers, histograms, integer maps, size texts, setters of configurations,
-//! escapes of names for output, and a mutex without poisoning.
+//! `Debug` by named values, escapes of names for output, and a mutex without poisoning.
 //!
 //! It depends on no other crate of the project.
 
 #![forbid(unsafe_code)]
 
+mod debug_fields;
 pub mod escape;
 mod hashing;
 mod histogram;

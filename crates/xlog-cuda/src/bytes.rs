@@ -94,12 +94,7 @@ impl FromStr for ByteSize {
     type Err = XlogError;
 
     fn from_str(text: &str) -> Result<Self> {
-        read(text).map_err(|reason| XlogError::BadSetting {
-            name: "a size",
-            value: text.to_owned(),
-            reason,
-            accepted: ACCEPTED,
-        })
+        read(text).map_err(|reason| XlogError::bad_setting("a size", text, reason, ACCEPTED))
     }
 }
 

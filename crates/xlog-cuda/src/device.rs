@@ -65,11 +65,6 @@ impl CudaDevice {
         Ok(DeviceSpec::from_environment()?.unwrap_or(DeviceSpec::Cuda(0)))
     }
 
-    /// Opens [`CudaDevice::default_spec`].
-    pub fn open_default() -> Result<Self> {
-        Self::open_spec(Self::default_spec()?)
-    }
-
     /// Opens the device of a parsed spec.
     pub fn open_spec(spec: DeviceSpec) -> Result<Self> {
         let opened = match spec {

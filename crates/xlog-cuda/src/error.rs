@@ -18,14 +18,6 @@ pub type Result<T, E = XlogError> = std::result::Result<T, E>;
 
 /// The failure of a runtime call.
 ///
-/// ```
-/// use xlog_cuda::{CudaDevice, XlogError};
-///
-/// let error = CudaDevice::open("sim:-1").unwrap_err();
-/// assert!(matches!(error, XlogError::BadDeviceSpec { .. }));
-/// assert!(error.to_string().contains("\"sim:-1\""));
-/// ```
-///
 /// `{:?}` prints the variant and the text, for a `main` that returns the error.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -100,6 +92,15 @@ impl XlogError {
             causes.insert(text.clone(), Box::leak(Box::new(cause)));
         }
         Self::Kernel(text)
+    }
+
+    pub(crate) fn bad_setting(
+        name: &'static str,
+        value: impl Into<String>,
+        reason: &'static str,
+        accepted: &'static str,
+    ) -> Self {
+        Self::BadSetting { name, value: value.into(), reason, accepted }
     }
 }
 

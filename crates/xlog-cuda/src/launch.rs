@@ -9,9 +9,9 @@
 //! - An opened use is closed exactly once, on the runtime that it was opened on, by commit, an error, a panic or the drop. A use that
 //!   stayed open would keep its block from ever being freed.
 
-use std::fmt;
-
 use smallvec::SmallVec;
+
+use xlog_base::debug_fields;
 
 use crate::device_runtime::graph::{Graph, check_not_captured};
 use crate::device_runtime::resource::{
@@ -258,20 +258,6 @@ impl LaunchRecorder {
     }
 
     /// Runs preflight, `launch` and commit. If `launch` fails or panics, the uses are closed; its error takes precedence.
-    ///
-    /// ```
-    /// use xlog_cuda::prelude::*;
-    ///
-    /// let runtime = XlogDeviceRuntime::open("sim")?;
-    /// # let buffer = GpuMemoryManager::with_runtime(runtime.clone()).alloc::<u8>(64)?;
-    /// let stream = runtime.stream_pool().lease()?;
-    /// let mut recorder = LaunchRecorder::new_strict(stream.id());
-    /// recorder.write(&buffer);
-    /// // SAFETY: the buffer is live, and the recorder orders the fill.
-    /// recorder.run(&runtime, |stream| unsafe { stream.memset(buffer.ptr(), 9, 64) })?;
-    /// assert_eq!(buffer.to_vec()?, [9; 64]);
-    /// # Ok::<(), xlog_cuda::XlogError>(())
-    /// ```
     pub fn run<R>(
         mut self,
         runtime: &XlogDeviceRuntime,
@@ -354,16 +340,8 @@ impl Drop for LaunchRecorder {
     }
 }
 
-impl fmt::Debug for LaunchRecorder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LaunchRecorder")
-            .field("stream", &self.stream)
-            .field("strict", &self.strict)
-            .field("wanted", &self.wanted)
-            .field("foreign", &self.foreign)
-            .field("graphs", &self.graphs)
-            .field("open_uses", &self.opened.as_ref().map(|opened| &opened.uses))
-            .field("late", &self.late)
-            .finish()
-    }
-}
+debug_fields!(self: LaunchRecorder {
+    stream: self.stream, strict: self.strict, wanted: self.wanted, foreign: self.foreign,
+    graphs: self.graphs, open_uses: self.opened.as_ref().map(|opened| &opened.uses),
+    late: self.late,
+});

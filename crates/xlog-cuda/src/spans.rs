@@ -1,13 +1,5 @@
-//! Spans of the crate `tracing` around slow operations, with the feature `tracing`; without it they compile to nothing.
-//!
-//! | span | around | fields |
-//! |---|---|---|
-//! | `runtime_build` | building the runtime of an ordinal | `ordinal` |
-//! | `segment_growth` | taking memory for a pool from the device | `bytes` |
-//! | `reclaim` | the steps of a budget before it refuses | `bytes` |
-//! | `reap_pending` | waiting for frees that are queued | |
-//! | `trim` | returning unused memory to the device | |
-//! | `ledger_file_lock` | taking a ledger's file lock (the crate `xlog-ledger`) | `path` |
+//! Spans of the crate `tracing` around slow operations, with the feature `tracing`; without it they compile to nothing. docs/logging.md
+//! lists them.
 //!
 //! The fast paths, which use cached memory, have no span.
 

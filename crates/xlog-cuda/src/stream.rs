@@ -13,9 +13,9 @@ mod done;
 mod raw;
 
 use std::ffi::c_void;
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::{CaptureInfo, Driver, DriverError, DriverResult, Gate, StreamHandle};
 #[cfg(feature = "sim")]
 use xlog_sim::SimKernel;
@@ -259,13 +259,7 @@ impl DeviceStream {
     }
 }
 
-impl fmt::Debug for DeviceStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DeviceStream")
-            .field("id", &self.id())
-            .field("handle", &self.raw.handle())
-            .field("priority", &self.raw.priority())
-            .field("device", &self.device().spec())
-            .finish()
-    }
-}
+debug_fields!(self: DeviceStream {
+    id: self.id(), handle: self.raw.handle(), priority: self.raw.priority(),
+    device: self.device().spec(),
+});

@@ -29,10 +29,6 @@ mod clock;
 mod clock_tests;
 #[cfg(test)]
 #[allow(dead_code)]
-#[path = "../../xlog-cuda/src/device_runtime/ordering/clock/event_queue.rs"]
-mod event_queue;
-#[cfg(test)]
-#[allow(dead_code)]
 #[path = "../../xlog-cuda/src/device_runtime/ordering/clock/events.rs"]
 mod events;
 #[cfg(test)]

@@ -11,9 +11,9 @@
 //!   refused before anything is recorded on it.
 
 use std::ffi::c_void;
-use std::fmt;
 use std::marker::PhantomData;
 
+use xlog_base::debug_fields;
 use xlog_driver::{
     CaptureStatus, DeviceKind, Driver, DriverError, DriverResult, EventHandle, StreamHandle,
 };
@@ -277,11 +277,4 @@ impl Drop for AdoptedStream {
     }
 }
 
-impl fmt::Debug for AdoptedStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdoptedStream")
-            .field("proxy", &self.proxy)
-            .field("foreign", &self.foreign)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: AdoptedStream { proxy: self.proxy, foreign: self.foreign, .. });

@@ -7,14 +7,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use xlog_base::debug_fields;
 use xlog_driver::sync::Mutex;
 
 use super::budget::BudgetReservation;
-use super::ordering::block::block_meta::{BlockTable, generation_bits};
+use super::ordering::{BlockTable, generation_bits};
 use super::resource::{
     AllocTag, BlockId, BlockState, CapSlot, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    Seal, StreamId, refused_by_cap,
+    Seal, StreamId, first_error, refused_by_cap,
 };
 use crate::CudaDevice;
 
@@ -262,12 +263,7 @@ impl DeviceMemoryResource for DirectCudaResource {
 
     fn reap_pending(&self) -> ResourceResult<()> {
         let unfinished = std::mem::take(&mut *self.unfinished.lock());
-        let mut outcome = Ok(());
-        for generation in unfinished {
-            let this = self.free_or_keep(generation);
-            outcome = outcome.and(this);
-        }
-        outcome
+        first_error(unfinished, |generation| self.free_or_keep(generation))
     }
 
     fn while_live(&self, block: BlockId, work: &mut dyn FnMut()) -> ResourceResult<()> {
@@ -336,14 +332,9 @@ impl DeviceMemoryResource for DirectCudaResource {
     }
 }
 
-impl std::fmt::Debug for DirectCudaResource {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DirectCudaResource")
-            .field("device", &self.device.spec())
-            .field("bytes_outstanding", &self.bytes_outstanding())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: DirectCudaResource {
+    device: self.device.spec(), bytes_outstanding: self.bytes_outstanding(), ..
+});
 
 pub(super) fn too_many_blocks() -> ResourceError {
     ResourceError::invalid("one more block", "at most 16777216 blocks of one resource at a time")

@@ -32,9 +32,9 @@ mod report;
 mod stack;
 mod table;
 
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use xlog_base::debug_fields;
 #[cfg(feature = "ledger")]
 use xlog_ledger::Snapshot;
 
@@ -174,18 +174,6 @@ impl XlogDeviceRuntime {
     ///
     /// A configuration that names another device is refused; [`RuntimeConfig::open`] opens the device that it names. [`LedgerSetting`]
     /// defines when a ledger that cannot be joined is an error.
-    ///
-    /// ```
-    /// use std::sync::Arc;
-    /// use xlog_cuda::prelude::*;
-    ///
-    /// let device = Arc::new(CudaDevice::open("sim")?);
-    /// let config = RuntimeConfig::default().with_budget(ByteSize::mib(64));
-    /// let runtime = XlogDeviceRuntime::with_config(device, &config)?;
-    /// assert!(runtime.allocate((64 << 20) + 1, StreamId::DEFAULT, AllocTag("rows")).is_err());
-    /// assert_eq!(runtime.effective_limit().map(|limit| limit.bytes()), Some(64 << 20));
-    /// # Ok::<(), xlog_cuda::XlogError>(())
-    /// ```
     pub fn with_config(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<Self> {
         stack::stack(device, config)
     }
@@ -333,16 +321,8 @@ impl XlogDeviceRuntime {
     }
 }
 
-impl fmt::Debug for XlogDeviceRuntime {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("XlogDeviceRuntime")
-            .field("device", &self.core.device.spec())
-            .field("ordinal", &self.core.ordinal)
-            .field("stream_pool", &self.core.stream_pool)
-            .field("statistics", &self.statistics())
-            .field("mismatch", &self.core.mismatch)
-            .field("limit", &self.effective_limit())
-            .field("ledger", self.ledger())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: XlogDeviceRuntime {
+    device: self.core.device.spec(), ordinal: self.core.ordinal, stream_pool: self.core.stream_pool,
+    statistics: self.statistics(), mismatch: self.core.mismatch, limit: self.effective_limit(),
+    ledger: self.ledger(), ..
+});

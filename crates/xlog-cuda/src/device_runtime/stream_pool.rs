@@ -15,10 +15,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use xlog_base::debug_fields;
 use xlog_driver::{DriverResult, StreamHandle};
 
 use super::StreamId;
-use super::ordering::clock::clock_headers::ClockHeaders;
+use super::ordering::ClockHeaders;
 use super::stream_table::{Holder, StreamTable};
 use crate::stream::RawStream;
 use crate::{CudaDevice, DeviceStream, Result, XlogError};
@@ -171,7 +172,7 @@ impl StreamPool {
         self.table.raw(id)
     }
 
-    /// Returns the driver stream in a slot; see [`StreamClock::slot`](super::ordering::clock::stream_clock::StreamClock::slot).
+    /// Returns the driver stream in a slot; see [`StreamClock::slot`](super::ordering::StreamClock::slot).
     #[inline]
     pub(crate) fn at(&self, slot: u32) -> Option<&Arc<RawStream>> {
         self.table.at(slot)
@@ -179,7 +180,7 @@ impl StreamPool {
 
     /// Returns the clock headers of the streams, by slot.
     pub(crate) fn headers(&self) -> &Arc<ClockHeaders> {
-        self.table.headers()
+        &self.table.headers
     }
 
     /// Issues an id for a stream of other code; see [`StreamPool::enlist`].
@@ -194,17 +195,17 @@ impl StreamPool {
 
     /// Returns the maximum number of leased streams, without the default one.
     pub fn max_streams(&self) -> usize {
-        self.table.max_streams()
+        self.table.max_streams
     }
 
     /// Returns the number of this pool, which is unique in the process and names the pool in messages.
     pub fn number(&self) -> u64 {
-        self.table.number()
+        self.table.number
     }
 
     /// Returns the device of the streams.
     pub fn device(&self) -> &Arc<CudaDevice> {
-        self.table.device()
+        &self.table.device
     }
 }
 
@@ -243,31 +244,12 @@ impl Drop for AwaitedLease {
     }
 }
 
-impl fmt::Debug for StreamPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamPool")
-            .field("number", &self.number())
-            .field("device", &self.device().spec())
-            .field("max_streams", &self.max_streams())
-            .field("out", &self.non_default_len())
-            .field("driver_streams", &self.table.made())
-            .finish()
-    }
-}
+debug_fields!(self: StreamPool {
+    number: self.number(), device: self.device().spec(), max_streams: self.max_streams(),
+    out: self.non_default_len(), driver_streams: self.table.made(),
+});
 
 /// A leased stream, which the drop returns to its pool. Its queued work still runs then.
-///
-/// ```
-/// # use std::sync::Arc;
-/// # use xlog_cuda::{CudaDevice, device_runtime::StreamPool};
-/// let pool = StreamPool::with_defaults(Arc::new(CudaDevice::open("sim")?));
-/// let lease = pool.lease()?;
-/// let id = lease.id();
-/// lease.synchronize()?; // a lease is used like the stream itself
-/// drop(lease);
-/// assert!(pool.resolve(id).is_none());
-/// # Ok::<(), xlog_cuda::XlogError>(())
-/// ```
 #[must_use = "dropping the lease gives the stream back at once"]
 pub struct StreamLease {
     table: Arc<StreamTable>,

@@ -8,18 +8,15 @@
 //! [`StreamTable::lease`]. It keeps its slot for the lifetime of the table.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
+use xlog_base::debug_fields;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult, StreamHandle};
 
-use super::ordering::block::slab::Slab;
-use super::ordering::clock::clock_headers::{ClockHeaderRef, ClockHeaders};
-use super::ordering::clock::stream_clock::ClockHeader;
+use super::ordering::{ClockHeader, ClockHeaderRef, ClockHeaders, Slab};
 use super::runtime::catch_panic;
 use super::stream_ids::IssuedId;
 use super::{StreamId, StreamPoolError, StreamPriority};
@@ -53,15 +50,9 @@ struct LeasedStream {
 /// A shard of the map of leased streams, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
-struct Shard(Mutex<BTreeMap<StreamId, LeasedStream>>);
+struct Shard(Mutex<LeasedStreams>);
 
-impl Deref for Shard {
-    type Target = Mutex<BTreeMap<StreamId, LeasedStream>>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
+type LeasedStreams = BTreeMap<StreamId, LeasedStream>;
 
 /// The counters of a pool, and its released streams.
 #[derive(Default)]
@@ -82,16 +73,16 @@ struct State {
 
 /// All streams of a pool, shared by the pool object and its leases.
 pub(super) struct StreamTable {
-    device: Arc<CudaDevice>,
-    max_streams: usize,
+    pub(super) device: Arc<CudaDevice>,
+    pub(super) max_streams: usize,
     /// Identifies this table in the process.
-    number: u64,
+    pub(super) number: u64,
     default: OnceLock<Arc<DeviceStream>>,
     /// All driver streams, except those that are inline.
     slots: Slab<OnceLock<Arc<RawStream>>, 16>,
     /// The driver streams of the first slots, which need no second load.
     inline: [OnceLock<Arc<RawStream>>; KNOWN],
-    headers: Arc<ClockHeaders>,
+    pub(super) headers: Arc<ClockHeaders>,
     /// An id, and the slot of its stream plus one. Only a hint: the clock header decides whether the stream is leased under
     /// an id.
     known: [AtomicU64; KNOWN],
@@ -115,18 +106,6 @@ impl StreamTable {
         }
     }
 
-    pub(super) fn device(&self) -> &Arc<CudaDevice> {
-        &self.device
-    }
-
-    pub(super) fn max_streams(&self) -> usize {
-        self.max_streams
-    }
-
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
-
     pub(super) fn leased(&self) -> usize {
         self.state.lock().leased
     }
@@ -142,10 +121,6 @@ impl StreamTable {
             Some(inline) => inline.get(),
             None => self.slots.get(slot)?.get(),
         }
-    }
-
-    pub(super) fn headers(&self) -> &Arc<ClockHeaders> {
-        &self.headers
     }
 
     #[inline]
@@ -167,7 +142,12 @@ impl StreamTable {
         {
             return Some(raw);
         }
-        self.raw_by_map(id)
+        let stream =
+            if id == StreamId::DEFAULT { self.default_stream().ok() } else { self.resolve(id) }?;
+        let slot = stream.raw().clock().slot();
+        let known = (u64::from(id.0) << 32) | (u64::from(slot) + 1);
+        self.known[id.0 as usize % KNOWN].store(known, Ordering::Relaxed);
+        self.at(slot)
     }
 
     /// Returns slot and clock header of the stream that is leased under an id, if no lock is needed.
@@ -175,7 +155,7 @@ impl StreamTable {
     pub(super) fn inline_header(&self, id: StreamId) -> Option<(u32, &ClockHeader)> {
         let known = self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed);
         let slot = (known as u32).wrapping_sub(1);
-        let header = self.headers.inline(slot)?;
+        let header = self.headers.inline.get(slot as usize)?;
         (known >> 32 == u64::from(id.0) && header.is_leased_as(id.0)).then_some((slot, header))
     }
 
@@ -185,23 +165,13 @@ impl StreamTable {
         (self.known[id.0 as usize % KNOWN].load(Ordering::Relaxed) as u32).wrapping_sub(1)
     }
 
-    #[cold]
-    fn raw_by_map(&self, id: StreamId) -> Option<&Arc<RawStream>> {
-        let stream =
-            if id == StreamId::DEFAULT { self.default_stream().ok() } else { self.resolve(id) }?;
-        let slot = stream.raw().clock().slot();
-        let known = (u64::from(id.0) << 32) | (u64::from(slot) + 1);
-        self.known[id.0 as usize % KNOWN].store(known, Ordering::Relaxed);
-        self.at(slot)
-    }
-
     /// Returns the stream of an id other than the default one.
     pub(super) fn resolve(&self, id: StreamId) -> Option<Arc<DeviceStream>> {
         self.shard(id).lock().get(&id).map(|entry| entry.stream.clone())
     }
 
-    fn shard(&self, id: StreamId) -> &Shard {
-        &self.shards[id.0 as usize % SHARDS]
+    fn shard(&self, id: StreamId) -> &Mutex<LeasedStreams> {
+        &self.shards[id.0 as usize % SHARDS].0
     }
 
     pub(super) fn default_stream(&self) -> Result<Arc<DeviceStream>, StreamPoolError> {
@@ -394,13 +364,7 @@ impl State {
     }
 }
 
-impl fmt::Debug for StreamTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamTable")
-            .field("max_streams", &self.max_streams)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: StreamTable { max_streams: self.max_streams, .. });
 
 /// Wakes all tasks, since any of them may not retry. No lock is held: a waker is code of an executor, and its panic must not
 /// keep the others from being woken.

@@ -6,12 +6,11 @@
 //!
 //! Invariant: while a strong reference to a wrapped cudarc stream exists, the driver stream behind it is alive.
 
-use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::{self as cudarc_driver, CudaContext, CudaStream};
-use xlog_base::Mutex;
+use xlog_base::{Mutex, debug_fields};
 use xlog_driver::{DeviceKind, DriverError};
 
 use crate::device_runtime::{Access, ResourceResult, StreamId};
@@ -19,19 +18,6 @@ use crate::interop::{OpenView, ReadView, WriteView};
 use crate::{DeviceRepr, DeviceStream, Result, TrackedCudaSlice, XlogError};
 
 /// A stream of the runtime that cudarc can launch on.
-///
-/// ```no_run
-/// use std::sync::Arc;
-/// use xlog_cuda::interop::CudarcStream;
-/// use xlog_cuda::prelude::*;
-///
-/// let runtime = XlogDeviceRuntime::open("cuda:0")?;
-/// let lease = runtime.stream_pool().lease()?;
-/// let stream = CudarcStream::new(Arc::clone(lease.stream()))?;
-/// let copy = stream.cudarc().clone_htod(&[1_u32, 2, 3]); // a slice of cudarc on our stream
-/// # drop(copy);
-/// # Ok::<(), XlogError>(())
-/// ```
 ///
 /// It keeps the stream alive, but not its lease: once the lease is dropped, the pool may lease the stream again.
 pub struct CudarcStream {
@@ -153,11 +139,4 @@ impl Drop for CudarcStream {
     }
 }
 
-impl fmt::Debug for CudarcStream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudarcStream")
-            .field("stream", &self.stream)
-            .field("cudarc", &*self.lent)
-            .finish()
-    }
-}
+debug_fields!(self: CudarcStream { stream: self.stream, cudarc: *self.lent });

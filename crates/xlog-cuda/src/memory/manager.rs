@@ -4,10 +4,11 @@
 //! runtime share only the runtime. The limit counts the requested bytes of buffers and reservations. A dropped buffer is uncharged at
 //! once, though its memory may still wait for work.
 
-use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+use xlog_base::debug_fields;
 
 use super::account::Account;
 use super::{DeviceRepr, RawBlock, Reservation, TrackedCudaSlice};
@@ -306,12 +307,6 @@ pub(super) fn bytes_for<T>(len: usize) -> Result<usize, ResourceError> {
     })
 }
 
-impl fmt::Debug for GpuMemoryManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GpuMemoryManager")
-            .field("device", &self.runtime.device().spec())
-            .field("stream", &self.stream)
-            .field("account", &self.account)
-            .finish()
-    }
-}
+debug_fields!(self: GpuMemoryManager {
+    device: self.runtime.device().spec(), stream: self.stream, account: self.account,
+});

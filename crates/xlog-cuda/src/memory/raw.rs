@@ -3,8 +3,9 @@
 //! The drop of a [`RawBlock`] frees the block once, through its runtime; typed buffers wrap it. A drop cannot return an error: the
 //! manager counts a failed free, and a handler receives it ([`set_failed_free_handler`](super::set_failed_free_handler)).
 
-use std::fmt;
 use std::sync::Arc;
+
+use xlog_base::debug_fields;
 
 use super::account::Account;
 use super::slice::TrackedCudaSlice;
@@ -166,13 +167,7 @@ impl Drop for RawBlock {
     }
 }
 
-impl fmt::Debug for RawBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RawBlock")
-            .field("ptr", &format_args!("{:#x}", self.ptr))
-            .field("bytes", &self.bytes)
-            .field("stream", &self.stream)
-            .field("block", &self.runtime_block())
-            .finish()
-    }
-}
+debug_fields!(self: RawBlock {
+    ptr: format_args!("{:#x}", self.ptr), bytes: self.bytes, stream: self.stream,
+    block: self.runtime_block(),
+});

@@ -12,18 +12,6 @@ use crate::device_runtime::resource::{BlockId, DeviceBlock, ResourceError, Strea
 use crate::device_runtime::runtime::XlogDeviceRuntime;
 
 /// A buffer of `T`s on the device that frees itself through its runtime, after every recorded use.
-///
-/// ```
-/// use xlog_cuda::prelude::*;
-///
-/// let runtime = XlogDeviceRuntime::open("sim")?;
-/// let manager = GpuMemoryManager::with_runtime(runtime);
-/// let mut column = manager.alloc::<u32>(4)?;
-/// column.copy_from_slice(&[3, 1, 4, 1])?;
-/// assert_eq!(column.to_vec()?, [3, 1, 4, 1]);
-/// assert_eq!(column.into_bytes().len(), 16);
-/// # Ok::<(), xlog_cuda::XlogError>(())
-/// ```
 #[must_use = "dropping the buffer frees it at once"]
 pub struct TrackedCudaSlice<T> {
     pub(super) raw: RawBlock,

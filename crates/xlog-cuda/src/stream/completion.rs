@@ -8,7 +8,7 @@ use std::sync::atomic::{Ordering, fence};
 use xlog_driver::{Driver, DriverResult, EventHandle};
 
 use super::raw::{RawStream, is_capture_refusal};
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::StripedCounters;
 use crate::device_wait;
 
 /// Bytes freed between two events on a stream whose handle has escaped; each free counts at least [`MIN_FREE`].

@@ -21,9 +21,9 @@ use xlog_driver::sync::scheduling_point;
 use xlog_driver::{CaptureStatus, Driver, DriverError, DriverResult, EventHandle, StreamHandle};
 
 use crate::CudaDevice;
-use crate::device_runtime::ordering::clock::clock_headers::ClockHeaderRef;
-use crate::device_runtime::ordering::clock::stream_clock::{Begun, StreamClock};
-use crate::device_runtime::ordering::tracking::striped_counters::{StripedCounters, WaitCounts};
+use crate::device_runtime::ordering::{
+    Begun, ClockHeaderRef, StreamClock, StripedCounters, WaitCounts,
+};
 
 /// A pointer to the driver of a device. A call through the `Arc` would compute it each time, from the alignment in the vtable.
 #[derive(Debug)]

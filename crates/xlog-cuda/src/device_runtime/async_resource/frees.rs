@@ -7,9 +7,7 @@ use std::collections::VecDeque;
 
 use xlog_driver::DriverResult;
 
-use crate::device_runtime::ordering::block::slab::Slab;
-use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::{Lock, Slab, StripedCounters};
 use crate::device_runtime::resource::Generation;
 use crate::stream::{Completion, RawStream, is_capture_refusal};
 

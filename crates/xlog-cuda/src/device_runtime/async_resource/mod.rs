@@ -11,9 +11,9 @@ mod driver_pools;
 mod frees;
 mod physical;
 
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::{AsyncPools, DriverResult, PoolUsage};
 
 use self::driver_pools::DriverPools;
@@ -21,15 +21,13 @@ use self::frees::Frees;
 use self::physical::PhysicalBytes;
 use super::budget::BudgetReservation;
 use super::direct::too_many_blocks;
-use super::ordering::EventPolicy;
-use super::ordering::block::block_meta::BlockMeta;
-use super::ordering::tracking::deferred_frees::DeferredFrees;
-use super::ordering::tracking::tracker::{Retired, Tracker};
-use super::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
+use super::ordering::{
+    BlockMeta, DeferredFrees, EventPolicy, Retired, Tracker, UseTracking, tracked_hooks,
+};
 use super::resource::{
     Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
     PhysicalCap, PhysicalMeter, ResourceError, ResourceHome, ResourceResult, ResourceStatistics,
-    Seal, StreamId,
+    Seal, StreamId, first_error,
 };
 use super::stream_pool::StreamPool;
 use crate::CudaDevice;
@@ -264,17 +262,12 @@ impl AsyncCudaResource {
         &self,
         completed: impl Fn(&RawStream) -> DriverResult<Vec<Generation>>,
     ) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for stream in
-            self.frees.slots().into_iter().filter_map(|slot| self.tracker.streams.at(slot))
-        {
+        let slots = self.frees.slots().into_iter();
+        first_error(slots.filter_map(|slot| self.tracker.streams.at(slot)), |stream| {
             stream.arm_free_events();
-            match completed(stream) {
-                Ok(done) => self.freed(&done),
-                Err(error) => outcome = outcome.and(Err(error.into())),
-            }
-        }
-        outcome
+            self.freed(&completed(stream)?);
+            Ok(())
+        })
     }
 
     fn retry(&self) -> ResourceResult<()> {
@@ -465,12 +458,6 @@ impl DeviceMemoryResource for AsyncCudaResource {
     }
 }
 
-impl fmt::Debug for AsyncCudaResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AsyncCudaResource")
-            .field("device", &self.device.spec())
-            .field("policy", &self.tracker.policy)
-            .field("statistics", &self.statistics())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: AsyncCudaResource {
+    device: self.device.spec(), policy: self.tracker.policy, statistics: self.statistics(), ..
+});

@@ -14,14 +14,10 @@ use crate::device_runtime::resource::ResourceResult;
 /// A handle on a budget's state. Cheap to clone; it does not keep the resource alive.
 #[derive(Clone)]
 pub struct BudgetHandle {
-    core: Arc<BudgetCore>,
+    pub(super) core: Arc<BudgetCore>,
 }
 
 impl BudgetHandle {
-    pub(super) fn new(core: Arc<BudgetCore>) -> Self {
-        Self { core }
-    }
-
     /// The limit.
     pub fn limit(&self) -> usize {
         self.core.limit()

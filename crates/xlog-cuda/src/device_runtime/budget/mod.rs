@@ -83,24 +83,9 @@ pub(crate) use reservation::RESERVED;
 /// A byte limit over a resource. See the [module](self).
 ///
 /// It derefs to its [`BudgetHandle`], which has the calls that need no resource.
-///
-/// ```
-/// use std::sync::Arc;
-/// use xlog_cuda::prelude::*;
-///
-/// let device = Arc::new(CudaDevice::open("sim")?);
-/// let budget = GlobalDeviceBudget::new(Box::new(DirectCudaResource::new(device, 0)), 1000);
-/// let block = budget.allocate(600, StreamId::DEFAULT, AllocTag("rows"))?;
-/// assert_eq!(budget.remaining(), 400);
-/// assert!(budget.allocate(401, StreamId::DEFAULT, AllocTag("rows")).is_err());
-/// budget.deallocate(block)?;
-/// # Ok::<(), XlogError>(())
-/// ```
 pub struct GlobalDeviceBudget<R = Box<dyn DeviceMemoryResource + Send + Sync>> {
     inner: R,
     handle: BudgetHandle,
-    /// The handle's state, with one indirection less.
-    core: Arc<BudgetCore>,
     /// Whether `OutOfBudget` from below comes from a meter of physical bytes; otherwise it comes from a budget that has already
     /// reclaimed.
     metered: AtomicBool,
@@ -126,9 +111,9 @@ impl<R: DeviceMemoryResource> GlobalDeviceBudget<R> {
         let core = Arc::new(BudgetCore::new(limit, inner.places_blocks(), Arc::downgrade(&cap)));
         // A resource that takes no device memory itself, or does not support caps, is limited by the charges of its blocks.
         let _ = inner.cap_physical(cap.clone());
-        let handle = BudgetHandle::new(core.clone());
+        let handle = BudgetHandle { core };
         let (metered, meter) = (AtomicBool::new(false), OnceLock::new());
-        Self { handle, core, inner, metered, meter, _cap: cap }
+        Self { handle, inner, metered, meter, _cap: cap }
     }
 
     /// Sets the policy for requests that do not fit at once.
@@ -194,7 +179,7 @@ impl<R> Deref for GlobalDeviceBudget<R> {
 impl<R: fmt::Debug> fmt::Debug for GlobalDeviceBudget<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GlobalDeviceBudget")
-            .field("core", &self.core)
+            .field("core", &self.handle)
             .field("inner", &self.inner)
             .finish()
     }

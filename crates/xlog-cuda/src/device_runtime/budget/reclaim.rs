@@ -1,21 +1,7 @@
-//! The steps before a request is refused.
+//! The steps before a request is refused, in the order of docs/budget.md, "Before a refusal": `charge_with_reclaim` if the budget or a
+//! scope has too few bytes left, `reclaim_step` if the resource below returned an error.
 //!
-//! A request that can never fit is refused at once. Otherwise a new attempt follows each step. The steps depend on what was refused.
-//!
-//! *The charge* (`charge_with_reclaim`), because the budget or a scope has too few bytes left:
-//! 1. the unused credit of all shards;
-//! 2. completed frees of the resource below, and a trim if a guard has freed blocks in quarantine;
-//! 3. polls of pending frees and of operations in flight, until the deadline of the call;
-//! 4. the pressure callbacks in order, each followed by steps 1 to 3;
-//! 5. a wait in the queue, if the policy allows it; requests that may wait come here at once if others already do.
-//!
-//! *The memory* (`reclaim_step`), because the resource below returned an error:
-//! 1. completed frees of the resource below;
-//! 2. a trim;
-//! 3. if the ledger refused: memory that other processes have cached. Repeated as long as it may help, also between the later steps;
-//! 4. an attempt in which the resource below may wait;
-//! 5. polls of pending frees, until the deadline of the call;
-//! 6. the next pressure callback, completed frees and a trim; then step 5 again.
+//! A request that can never fit is refused at once. Otherwise a new attempt follows each step.
 //!
 //! No lock is held while the resource below or a callback is called. All waits of one call for the device spend one deadline
 //! ([`DeviceWait`]); half of it is kept for memory that pressure callbacks free.

@@ -11,7 +11,7 @@ use super::core::{GuardCore, GuardWork, Worked};
 use super::registry::{Pending, StreamPoint};
 use super::report::FoundBy;
 use crate::device_runtime::resource::{
-    DeviceMemoryResource, Generation, ResourceError, ResourceResult,
+    DeviceMemoryResource, Generation, ResourceError, ResourceResult, first_error,
 };
 use crate::stream::Completion;
 
@@ -22,8 +22,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Queues a check of every block that is live or in the quarantine.
     pub(super) fn check_all(&self, found_by: FoundBy) -> ResourceResult<()> {
         let jobs = self.registry.lock().open_all();
-        let mut outcome = Ok(());
-        for (job, is_held) in jobs {
+        first_error(jobs, |(job, is_held)| {
             let inside = is_held && self.config.poison;
             let work = GuardWork { access: Access::Read, after_uses: true };
             let worked = self.work_outside(&job, work, |raw| self.check(&job, inside, raw));
@@ -34,9 +33,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                 }
             });
             let due = self.registry.lock().close(job.info.generation);
-            outcome = outcome.and(this).and(self.perform(job.info.generation, due));
-        }
-        outcome
+            let performed = self.perform(job.info.generation, due);
+            this.and(performed)
+        })
     }
 
     /// Returns whether all work before a point has completed. Never waits.

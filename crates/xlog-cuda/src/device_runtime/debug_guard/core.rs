@@ -28,10 +28,10 @@ use super::registry::{
 use super::report::{BlockInfo, FoundBy};
 use super::sampling::Sampling;
 use crate::CudaDevice;
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::StripedCounters;
 use crate::device_runtime::resource::{
     AllocRequest, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
-    ResourceError, ResourceHome, ResourceResult, StreamId,
+    ResourceError, ResourceHome, ResourceResult, StreamId, first_error,
 };
 use crate::device_runtime::stream_pool::StreamPool;
 use crate::stream::RawStream;
@@ -464,15 +464,10 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
 
     /// Releases evicted blocks. The block that was just retired needs no second check.
     fn release_all(&self, evicted: Vec<Generation>, retired: Retired) -> ResourceResult<()> {
-        let mut outcome = Ok(());
-        for generation in evicted {
-            let this = match generation == retired.generation {
-                true => self.free_below(generation, retired.point),
-                false => self.release(generation),
-            };
-            outcome = outcome.and(this);
-        }
-        outcome
+        first_error(evicted, |generation| match generation == retired.generation {
+            true => self.free_below(generation, retired.point),
+            false => self.release(generation),
+        })
     }
 
     /// Checks an evicted block and frees it below.
@@ -521,12 +516,7 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Retries failed steps.
     pub(super) fn retry(&self) -> ResourceResult<()> {
         let unfinished = std::mem::take(&mut self.registry.lock().unfinished);
-        let mut outcome = Ok(());
-        for (generation, due) in unfinished {
-            let this = self.perform(generation, due);
-            outcome = outcome.and(this);
-        }
-        outcome
+        first_error(unfinished, |(generation, due)| self.perform(generation, due))
     }
 
     /// Removes the blocks that the resource below has freed.
@@ -548,11 +538,6 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
     /// Evicts all blocks from the quarantine.
     pub(super) fn flush(&self) -> ResourceResult<()> {
         let evicted = self.registry.lock().evict_all();
-        let mut outcome = Ok(());
-        for generation in evicted {
-            let this = self.release(generation);
-            outcome = outcome.and(this);
-        }
-        outcome
+        first_error(evicted, |generation| self.release(generation))
     }
 }

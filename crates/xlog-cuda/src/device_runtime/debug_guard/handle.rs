@@ -1,7 +1,8 @@
 //! A handle on a guard that is part of a stack of resources.
 
-use std::fmt;
 use std::sync::{Arc, Weak};
+
+use xlog_base::debug_fields;
 
 use super::core::GuardCore;
 use super::journal::Journal;
@@ -80,11 +81,6 @@ impl GuardHandle {
     }
 }
 
-impl fmt::Debug for GuardHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuardHandle")
-            .field("is_alive", &(self.guard.strong_count() > 0))
-            .field("reports", &self.journal.total())
-            .finish()
-    }
-}
+debug_fields!(self: GuardHandle {
+    is_alive: self.guard.strong_count() > 0, reports: self.journal.total(),
+});

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use xlog_base::debug_fields;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{DriverError, DriverResult, MapAccess, MemoryHandle, VirtualMemory, Waited};
 
@@ -317,14 +318,7 @@ impl Pages {
     }
 }
 
-impl std::fmt::Debug for Pages {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pages")
-            .field("physical", &self.physical())
-            .field("base", &self.base.get())
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: Pages { physical: self.physical(), base: self.base.get(), .. });
 
 /// Offsets in the reservation.
 #[derive(Debug, Default)]

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::redzones::Redzones;
 use crate::device_runtime::resource::{AllocTag, Generation, ResourceError, StreamId};
-
-const FRAMES_SHOWN: usize = 12;
+use crate::device_runtime::statistics::write_frames;
 
 /// The kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -134,10 +133,7 @@ impl fmt::Display for Moment {
             write!(f, " for query {query}")?;
         }
         let Some(trace) = &self.backtrace else { return Ok(()) };
-        for line in own_frames(&trace.to_string()) {
-            write!(f, "\n    {line}")?;
-        }
-        Ok(())
+        write_frames(f, trace, &["backtrace", "device_runtime::", "/rustc/", "core::ops::function"])
     }
 }
 
@@ -148,18 +144,6 @@ impl fmt::Display for At {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.6} s", self.0.as_secs_f64())
     }
-}
-
-/// The lines of a backtrace from the first frame outside this crate.
-fn own_frames(trace: &str) -> Vec<String> {
-    let is_machinery = |line: &str| {
-        ["backtrace", "device_runtime::", "/rustc/", "core::ops::function"]
-            .iter()
-            .any(|word| line.contains(word))
-    };
-    let lines: Vec<&str> = trace.lines().map(str::trim).collect();
-    let from = lines.iter().position(|line| !line.starts_with("at ") && !is_machinery(line));
-    lines.iter().skip(from.unwrap_or(0)).take(FRAMES_SHOWN).map(|line| (*line).to_owned()).collect()
 }
 
 /// The data of a guarded block for reports, even after its free.

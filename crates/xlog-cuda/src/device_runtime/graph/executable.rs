@@ -2,9 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::{DriverResult, EventHandle, GraphExecHandle, StreamHandle};
 
 use super::CaptureError;
@@ -167,13 +167,7 @@ impl Graph {
     }
 }
 
-impl fmt::Debug for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Graph")
-            .field("stream", &self.core.stream)
-            .field("arena_bytes", &self.arena_bytes())
-            .field("outside_blocks", &self.outside_blocks())
-            .field("is_executable", &self.core.exec.is_some())
-            .finish()
-    }
-}
+debug_fields!(self: Graph {
+    stream: self.core.stream, arena_bytes: self.arena_bytes(),
+    outside_blocks: self.outside_blocks(), is_executable: self.core.exec.is_some(),
+});

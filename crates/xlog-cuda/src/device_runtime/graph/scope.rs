@@ -5,9 +5,9 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::sync::Mutex;
 use xlog_driver::{CaptureMode, CaptureStatus, DriverError, GraphHandle};
 
@@ -486,14 +486,7 @@ impl CaptureScope<'_> {
     }
 }
 
-impl fmt::Debug for CaptureScope<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CaptureScope")
-            .field("stream", &self.id())
-            .field("arena_bytes", &self.arena_bytes())
-            .finish()
-    }
-}
+debug_fields!(self: CaptureScope<'_> { stream: self.id(), arena_bytes: self.arena_bytes() });
 
 /// Membership in a capture that other code has begun. See [`XlogDeviceRuntime::join_capture`].
 #[must_use = "dropping it ends the part in the capture"]
@@ -519,11 +512,6 @@ impl JoinedCapture {
     }
 }
 
-impl fmt::Debug for JoinedCapture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JoinedCapture")
-            .field("stream", &self.members.stream.id())
-            .field("arena_bytes", &self.members.owner.arena.held_bytes())
-            .finish()
-    }
-}
+debug_fields!(self: JoinedCapture {
+    stream: self.members.stream.id(), arena_bytes: self.members.owner.arena.held_bytes(),
+});

@@ -10,7 +10,6 @@
 pub(crate) mod clock;
 #[cfg(feature = "trace")]
 mod file;
-mod order;
 mod query;
 mod record;
 mod resource;

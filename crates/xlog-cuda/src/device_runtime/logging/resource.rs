@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use xlog_driver::sync::thread_name;
 
 use super::clock;
-use super::order::next_order;
+use super::clock::next_order;
 use super::query::{begin_logging, reset_path};
 use super::segments::SegmentLog;
 use super::site::current_site;

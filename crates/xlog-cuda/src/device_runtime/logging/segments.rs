@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xlog_driver::sync::thread_name;
 
-use super::order::next_order;
+use super::clock::next_order;
 use super::{LogAction, LogRecord, LoggingSink, QueryScope, clock};
 use crate::device_runtime::resource::{SegmentRange, SegmentWatcher};
 

@@ -1,8 +1,6 @@
 //! Sinks: the trait, and the two sinks without a file.
 
-use std::fmt;
-
-use xlog_base::{Mutex, MutexGuard};
+use xlog_base::{Mutex, MutexGuard, debug_fields};
 
 use super::LogRecord;
 
@@ -37,12 +35,6 @@ pub trait LoggingSink: Send + Sync {
 }
 
 /// Discards all records.
-///
-/// ```
-/// use xlog_cuda::device_runtime::{LogAction, LogRecord, LoggingSink, NullSink};
-///
-/// assert!(NullSink::new().emit(LogRecord::new(LogAction::Allocate, 0)).is_ok());
-/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NullSink;
 
@@ -61,15 +53,6 @@ impl LoggingSink for NullSink {
 }
 
 /// Keeps every record, for tests. Grows without bound, under one lock.
-///
-/// ```
-/// use xlog_cuda::device_runtime::{InMemorySink, LogAction, LogRecord, LoggingSink};
-///
-/// let sink = InMemorySink::new();
-/// sink.emit(LogRecord::new(LogAction::ReapPending, 0))?;
-/// assert_eq!(sink.snapshot()[0].action, LogAction::ReapPending);
-/// # Ok::<(), xlog_cuda::device_runtime::SinkError>(())
-/// ```
 #[derive(Default)]
 pub struct InMemorySink(Mutex<Vec<LogRecord>>);
 
@@ -114,8 +97,4 @@ impl LoggingSink for InMemorySink {
     }
 }
 
-impl fmt::Debug for InMemorySink {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InMemorySink").field("records", &self.len()).finish()
-    }
-}
+debug_fields!(self: InMemorySink { records: self.len() });

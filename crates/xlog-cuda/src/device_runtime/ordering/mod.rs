@@ -15,6 +15,20 @@ pub(crate) mod clock;
 pub(crate) mod primitive;
 pub(crate) mod tracking;
 
+pub(crate) use block::block_meta::{
+    BlockMemory, BlockMeta, BlockOwner, BlockTable, generation_bits,
+};
+pub(crate) use block::slab::Slab;
+pub(crate) use clock::clock_headers::{ClockHeaderRef, ClockHeaders};
+pub(crate) use clock::stream_clock::{Begun, ClockHeader, StreamClock};
+pub(crate) use primitive::Lock;
+pub(crate) use tracking::completed_frees::CompletedFrees;
+pub(crate) use tracking::deferred_frees::DeferredFrees;
+pub(crate) use tracking::striped_counters::{StripedCounters, WaitCounts};
+pub(crate) use tracking::tracker::{Retired, Tracker};
+pub(crate) use tracking::use_slow_path::inflate;
+pub(crate) use tracking::use_tracking::{UseTracking, tracked_hooks};
+
 /// When an event is recorded for a closed use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]

@@ -22,10 +22,7 @@ use super::magazine::{MAX_CACHED, Magazine, class_of};
 use super::remap::is_idle;
 use super::tlsf::{CHUNK, Range, Removed, SMALL, Tlsf, TlsfAllocation};
 use crate::device_runtime::logging::{ServedBy, note_path};
-use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockMeta, BlockTable};
-use crate::device_runtime::ordering::block::slab::Slab;
-use crate::device_runtime::ordering::primitive::Lock;
-use crate::device_runtime::ordering::tracking::tracker::Tracker;
+use crate::device_runtime::ordering::{BlockMemory, BlockMeta, BlockTable, Lock, Slab, Tracker};
 use crate::device_runtime::resource::{Generation, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 
@@ -36,9 +33,6 @@ const MAX_BESIDE_LARGE: u64 = 8 << 20;
 /// Slots that an arena keeps for its next blocks: the maximum, and the number that is allocated or released at a time.
 const MAX_CACHED_SLOTS: usize = 1024;
 const SLOT_BATCH: usize = 256;
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SourceCounts(pub(super) [u64; ServedBy::COUNT]);
 
 /// Memory that is allocated in the TLSF of its arena.
 #[derive(Clone, Copy, Debug)]
@@ -83,12 +77,12 @@ pub(super) struct ArenaCounts {
     pub(super) retired: u64,
     /// Allocations that were taken back before their block was handed out.
     pub(super) undone: u64,
-    pub(super) sources: SourceCounts,
+    pub(super) sources: [u64; ServedBy::COUNT],
 }
 
 impl ArenaCounts {
     pub(super) fn allocations(&self) -> u64 {
-        self.sources.0.iter().sum::<u64>() - self.undone
+        self.sources.iter().sum::<u64>() - self.undone
     }
 }
 
@@ -201,7 +195,7 @@ impl Arena {
     #[inline]
     pub(super) fn count(&mut self, source: ServedBy) {
         note_path(source);
-        self.counts.sources.0[source as usize] += 1;
+        self.counts.sources[source as usize] += 1;
     }
 
     pub(super) fn insert(&mut self, range: Range) {

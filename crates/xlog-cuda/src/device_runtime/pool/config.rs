@@ -81,12 +81,12 @@ impl FromStr for PoolSanitizer {
             "off" => Ok(Self::Off),
             "auto" => Ok(Self::Automatic),
             "on" => Ok(Self::On),
-            _ => Err(XlogError::BadSetting {
-                name: "the sanitizer mode",
-                value: text.to_owned(),
-                reason: "there is no such mode",
-                accepted: "\"auto\", \"on\" and \"off\"",
-            }),
+            _ => Err(XlogError::bad_setting(
+                "the sanitizer mode",
+                text,
+                "there is no such mode",
+                "\"auto\", \"on\" and \"off\"",
+            )),
         }
     }
 }

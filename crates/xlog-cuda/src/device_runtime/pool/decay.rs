@@ -3,14 +3,9 @@
 //! A check compares the requests so far with those at the last check, and reads the low water of the free memory: what was free
 //! all the time in between, so that no request needed it. For this, each allocation keeps a minimum for its arena.
 //!
-//! | requests within `idle_decay` | what is returned, down to `release_threshold` |
-//! |---|---|
-//! | none | all free memory whose work has completed, magazines included |
-//! | only from magazines | the same without the magazines |
-//! | others | the low water of all checks, if it is at least 1/[`MIN_UNNEEDED`] of the pool |
+//! docs/pool.md, "Decay", lists what is returned after which requests.
 //!
-//! A busy pool therefore keeps what all its streams together need at their peaks, and a quiet one returns its memory. Memory whose work
-//! is pending stays, and counts as needed before idle memory of the same arena does.
+//! Memory whose work is pending stays, and counts as needed before idle memory of the same arena does.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -154,7 +149,7 @@ impl PoolResource {
             counts.add(&arena.counts);
             low_water += arena.tlsf.low_water();
         });
-        let sources = counts.sources.0;
+        let sources = counts.sources;
         let all = sources.iter().sum();
         (Counted { all, uncached: all - sources[ServedBy::Magazine as usize] }, low_water)
     }

@@ -10,11 +10,9 @@ use super::arena::{Arena, FLUSHING_BYTES, FreedBlock, NO_SLOT, UNIT};
 use super::magazine::{MAX_CACHED, class_of};
 use super::resource::MAX_BYTES;
 use crate::device_runtime::logging::ServedBy;
-use crate::device_runtime::ordering::block::block_meta::{
-    BlockMeta, BlockOwner, BlockTable, generation_bits,
+use crate::device_runtime::ordering::{
+    BlockMeta, BlockOwner, BlockTable, ClockHeader, Lock, generation_bits,
 };
-use crate::device_runtime::ordering::clock::stream_clock::ClockHeader;
-use crate::device_runtime::ordering::primitive::Lock;
 use crate::device_runtime::resource::{
     AllocTag, BlockId, DeviceBlock, Generation, MIN_ALIGN, StreamId,
 };
@@ -151,7 +149,7 @@ impl PoolResource {
         if !meta.has_owner_and_units(owner, units) {
             return false;
         }
-        let Some(header) = self.tracker.headers.inline(owner) else { return false };
+        let Some(header) = self.tracker.headers.inline.get(owner as usize) else { return false };
         let entered = self.fast_arena(owner, header).and_then(Lock::enter);
         let Some(mut arena) = entered else { return false };
         // While this thread is inside the arena, no other thread changes the state of an unshared block.
@@ -165,7 +163,9 @@ impl PoolResource {
 
     /// [`Self::free_fast`] for a retired block that only its own stream used.
     pub(super) fn free_retired_fast(&self, generation: Generation, meta: &BlockMeta) -> bool {
-        let Some(header) = self.tracker.headers.inline(meta.owner()) else { return false };
+        let Some(header) = self.tracker.headers.inline.get(meta.owner() as usize) else {
+            return false;
+        };
         let entered = self.fast_arena(meta.owner(), header).and_then(Lock::enter);
         let Some(mut arena) = entered else { return false };
         let (freed, capacity) = (FreedBlock::of(generation, meta), self.arenas.magazine_capacity());

@@ -6,9 +6,7 @@
 
 use super::PoolResource;
 use super::arena::FreedBlock;
-use crate::device_runtime::ordering::block::block_meta::{BlockMeta, generation_bits};
-use crate::device_runtime::ordering::tracking::tracker::Retired;
-use crate::device_runtime::ordering::tracking::use_tracking::UseTracking;
+use crate::device_runtime::ordering::{BlockMeta, Retired, UseTracking, generation_bits};
 use crate::device_runtime::resource::{BlockId, DeviceBlock, Generation, ResourceResult};
 use crate::stream::RawStream;
 

@@ -5,7 +5,7 @@
 //! each doubling, so a freed block fits the next request of its class.
 
 use super::arena::UNIT;
-use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
+use crate::device_runtime::ordering::{BlockMeta, BlockTable};
 
 /// The largest block that is cached. Requests up to this size are rounded up to whole classes.
 pub(super) const MAX_CACHED: u64 = 4 << 20;
@@ -76,7 +76,7 @@ impl Magazine {
     ) -> Option<(u32, &'a BlockMeta)> {
         let bin = self.bins.get_mut(class.bin)?;
         let slot = bin.first;
-        let meta = table.at_slot(slot)?;
+        let meta = table.blocks.get(slot)?;
         if align > UNIT && meta.ptr() & (align - 1) != 0 {
             return None;
         }
@@ -110,7 +110,7 @@ impl Magazine {
         }
         for bin in self.bins.iter_mut() {
             let mut slot = bin.first;
-            while let Some(meta) = table.at_slot(slot) {
+            while let Some(meta) = table.blocks.get(slot) {
                 let next = meta.next();
                 each(slot, meta);
                 slot = next;
@@ -124,7 +124,7 @@ impl Magazine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device_runtime::ordering::block::block_meta::{BlockMemory, BlockOwner};
+    use crate::device_runtime::ordering::{BlockMemory, BlockOwner};
     use crate::device_runtime::resource::StreamId;
 
     #[test]
@@ -135,7 +135,7 @@ mod tests {
             let memory = BlockMemory { ptr: 1 << 20, bytes, node: 0 };
             let owner = BlockOwner { id: StreamId::DEFAULT, slot: 0, stamp: 1 };
             assert!(table.begin_at(slot, memory, owner).is_some());
-            let meta = table.at_slot(slot).expect("it was just taken");
+            let meta = table.blocks.get(slot).expect("it was just taken");
             meta.end();
             let mut magazine = Magazine::default();
             assert_eq!(magazine.push(slot, meta, meta.units(), u64::MAX), is_kept, "{bytes}");

@@ -34,7 +34,6 @@ mod sanitizer;
 mod segments;
 mod slow_path;
 mod snapshot;
-mod source;
 mod steal;
 #[cfg(test)]
 mod tests;
@@ -42,9 +41,9 @@ pub(crate) mod tlsf;
 mod trim;
 
 use std::cell::Cell;
-use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::debug_fields;
 use xlog_driver::Driver;
 use xlog_driver::sync::Mutex;
 
@@ -56,15 +55,12 @@ use self::inherit::{Dependency, Inherited};
 use self::reserve::Reserve;
 use self::resource::block_bytes;
 use self::sanitizer::Sanitizer;
-use self::segments::Segments;
+use self::segments::{InnerSegments, MappedSegments, PlainSegments, Segments};
 use self::slow_path::{ScanCredits, SkippedStreams, SlowPath};
 use super::direct::too_many_blocks;
-use super::ordering::EventPolicy;
-use super::ordering::block::block_meta::{BlockMemory, BlockOwner, generation_bits};
-use super::ordering::primitive::Lock;
-use super::ordering::tracking::deferred_frees::DeferredFrees;
-use super::ordering::tracking::tracker::Tracker;
-use super::ordering::tracking::use_slow_path::inflate;
+use super::ordering::{
+    BlockMemory, BlockOwner, DeferredFrees, EventPolicy, Lock, Tracker, generation_bits, inflate,
+};
 use super::resource::{
     AllocTag, DeviceBlock, DeviceMemoryResource, Generation, GrowthHook, ResourceError,
     ResourceResult, StreamId,
@@ -132,7 +128,7 @@ impl PoolResource {
     ) -> ResourceResult<Self> {
         config.check()?;
         let sanitizer = Sanitizer::of(&device, &config, false)?;
-        let segments = source::of_device(&device, &config, sanitizer.as_ref())?;
+        let segments = segments_of(&device, &config, sanitizer.as_ref())?;
         Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 
@@ -153,7 +149,7 @@ impl PoolResource {
             )));
         }
         let sanitizer = Sanitizer::of(&device, &config, true)?;
-        let segments = source::of_inner(inner, &config);
+        let segments = Box::new(InnerSegments::new(inner, config.maximum_bytes as u64));
         Self::build(device, ordinal, streams, config, segments, sanitizer)
     }
 
@@ -407,11 +403,27 @@ impl Drop for PoolResource {
     }
 }
 
-impl fmt::Debug for PoolResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PoolResource")
-            .field("device", &self.device.spec())
-            .field("snapshot", &self.snapshot())
-            .finish_non_exhaustive()
+/// Chooses the segments for a configuration.
+fn segments_of(
+    device: &Arc<CudaDevice>,
+    config: &PoolConfig,
+    sanitizer: Option<&Sanitizer>,
+) -> ResourceResult<Box<dyn Segments>> {
+    let (device, maximum) = (Arc::clone(device), config.maximum_bytes as u64);
+    if let Some(sanitizer) = sanitizer {
+        // Memory checkers accept only driver allocations as heaps.
+        let segments = PlainSegments::new(device, maximum);
+        return Ok(Box::new(segments.with_heaps(sanitizer.heaps.clone())));
     }
+    Ok(match config.segments {
+        PoolSegments::Automatic if device.driver().virtual_memory().is_none() => {
+            Box::new(PlainSegments::new(device, maximum))
+        }
+        PoolSegments::Plain => Box::new(PlainSegments::new(device, maximum)),
+        PoolSegments::Automatic | PoolSegments::Mapped => {
+            Box::new(MappedSegments::new(device, maximum)?)
+        }
+    })
 }
+
+debug_fields!(self: PoolResource { device: self.device.spec(), snapshot: self.snapshot(), .. });

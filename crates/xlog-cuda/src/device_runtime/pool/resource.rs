@@ -7,9 +7,7 @@ use super::PoolResource;
 use super::arena::UNIT;
 use super::magazine::{MAX_CACHED, class_of};
 use crate::device_runtime::budget::BudgetReservation;
-use crate::device_runtime::ordering::block::block_meta::BlockMeta;
-use crate::device_runtime::ordering::tracking::tracker::Tracker;
-use crate::device_runtime::ordering::tracking::use_tracking::{UseTracking, tracked_hooks};
+use crate::device_runtime::ordering::{BlockMeta, Tracker, UseTracking, tracked_hooks};
 use crate::device_runtime::resource::{
     Access, AllocRequest, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource,
     FreeSpace, Generation, GrowthHook, MemoryUse, PhysicalCap, PhysicalMeter, ResourceError,

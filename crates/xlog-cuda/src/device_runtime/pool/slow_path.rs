@@ -31,8 +31,7 @@ use super::reserve::{MAX_TRANSFER, is_full};
 use super::segments::Span;
 use super::tlsf::{Range, SMALL};
 use crate::device_runtime::logging::ServedBy;
-use crate::device_runtime::ordering::EventPolicy;
-use crate::device_runtime::ordering::primitive::Lock;
+use crate::device_runtime::ordering::{EventPolicy, Lock};
 use crate::device_runtime::resource::{ResourceError, ResourceResult, StreamId};
 use crate::stream::RawStream;
 

@@ -75,7 +75,7 @@ impl ArenaCounts {
         self.deallocations += other.deallocations;
         self.retired = self.retired.wrapping_add(other.retired);
         self.undone += other.undone;
-        for (sum, part) in self.sources.0.iter_mut().zip(other.sources.0) {
+        for (sum, part) in self.sources.iter_mut().zip(other.sources) {
             *sum += part;
         }
     }
@@ -115,7 +115,7 @@ impl PoolResource {
         let deferred = self.deferred_frees.bytes(&self.tracker.table) as usize;
         snapshot.live_bytes = snapshot.live_bytes.saturating_sub(deferred);
         snapshot.deferred_bytes = deferred;
-        let served = |source: ServedBy| counts.sources.0[source as usize];
+        let served = |source: ServedBy| counts.sources[source as usize];
         snapshot.paths = PoolPaths {
             magazine: served(ServedBy::Magazine),
             own: served(ServedBy::Own),

@@ -10,7 +10,7 @@ use super::segments::Span;
 use super::slow_path::SlowPath;
 use super::tlsf::{Range, Tlsf};
 use crate::device_runtime::logging::ServedBy;
-use crate::device_runtime::ordering::primitive::Lock;
+use crate::device_runtime::ordering::Lock;
 use crate::device_runtime::resource::ResourceResult;
 use crate::stream::RawStream;
 

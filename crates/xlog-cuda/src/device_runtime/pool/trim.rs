@@ -6,8 +6,8 @@ use xlog_driver::DriverResult;
 
 use super::PoolResource;
 use super::segments::{Span, coalesce};
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
-use crate::device_runtime::resource::ResourceResult;
+use crate::device_runtime::ordering::StripedCounters;
+use crate::device_runtime::resource::{ResourceResult, first_error};
 use crate::stream::RawStream;
 
 /// Polls of a stream of which only events may be queried. An event on an idle stream completes within a few polls.
@@ -152,15 +152,12 @@ impl PoolResource {
         synchronize: impl Fn(&RawStream, &StripedCounters) -> DriverResult<T>,
     ) -> DriverResult<()> {
         self.arenas.flush(&self.tracker);
-        let mut outcome = Ok(());
-        for (_, _, stream) in self.arenas.with_streams(&self.tracker) {
-            if !stream.poll_freed()
-                && let Err(error) = synchronize(stream, &self.tracker.counters)
-            {
-                outcome = outcome.and(Err(error));
+        first_error(self.arenas.with_streams(&self.tracker), |(_, _, stream)| {
+            match stream.poll_freed() {
+                true => Ok(()),
+                false => synchronize(stream, &self.tracker.counters).map(drop),
             }
-        }
-        outcome
+        })
     }
 
     /// Divides the capacity of the magazines among the streams.

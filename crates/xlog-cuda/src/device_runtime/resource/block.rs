@@ -78,12 +78,6 @@ thread_local! {
 }
 
 /// Distinguishes successive blocks at one address; unique in the process, and increasing within a thread.
-///
-/// ```
-/// use xlog_cuda::device_runtime::Generation;
-///
-/// assert!(Generation::next() < Generation::next());
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(transparent)]
 pub struct Generation(pub u64);
@@ -230,19 +224,6 @@ impl AllocRequest {
 }
 
 /// The identity of a block, which outlives the block.
-///
-/// ```
-/// use xlog_cuda::device_runtime::{BlockId, BlockState};
-/// use xlog_cuda::prelude::*;
-///
-/// let runtime = XlogDeviceRuntime::open("sim")?;
-/// let block = runtime.allocate(64, StreamId::DEFAULT, AllocTag("rows"))?;
-/// let id = BlockId::from_block(&block);
-/// assert_eq!(runtime.block_state(id), BlockState::Live);
-/// runtime.deallocate(block)?;
-/// assert_ne!(runtime.block_state(id), BlockState::Live);
-/// # Ok::<(), XlogError>(())
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockId {
     /// The device address.

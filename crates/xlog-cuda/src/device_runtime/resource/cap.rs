@@ -12,13 +12,6 @@ use super::ResourceError;
 /// A budget passes its limit to the resource below with it ([`cap_physical`]). A resource reads the cap before it takes memory from the
 /// device, rounded up to its granules. The cap ends with its last `Arc`, so a resource keeps a [`Weak`] reference.
 ///
-/// ```
-/// use xlog_cuda::device_runtime::PhysicalCap;
-///
-/// let cap = PhysicalCap::new(3 << 20);
-/// assert_eq!((cap.bytes(), cap.in_granules(2 << 20)), (3 << 20, 4 << 20));
-/// ```
-///
 /// [`cap_physical`]: super::DeviceMemoryResource::cap_physical
 #[derive(Debug)]
 pub struct PhysicalCap {

@@ -6,16 +6,6 @@ use crate::CudaDevice;
 use crate::device_runtime::stream_pool::StreamPool;
 
 /// The device of a resource, and the stream pool that resolves its ids.
-///
-/// ```
-/// use xlog_cuda::device_runtime::ResourceHome;
-/// use xlog_cuda::prelude::*;
-///
-/// let runtime = XlogDeviceRuntime::open("sim")?;
-/// let home = ResourceHome::new(runtime.device().clone()).with_streams(runtime.stream_pool().clone());
-/// assert_eq!(home.device.spec(), "sim");
-/// # Ok::<(), XlogError>(())
-/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ResourceHome {

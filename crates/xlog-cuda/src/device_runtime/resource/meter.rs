@@ -22,13 +22,6 @@ pub trait PhysicalMeter: Send + Sync {
 }
 
 /// The physical memory that a resource holds of its device.
-///
-/// ```
-/// use xlog_cuda::device_runtime::MemoryUse;
-///
-/// let held = MemoryUse::of_physical(100, 30, 10);
-/// assert_eq!((held.live, held.cached, held.pending, held.physical()), (60, 30, 10, 100));
-/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct MemoryUse {

@@ -360,9 +360,17 @@ pub(crate) fn finish_one_by_one<R: DeviceMemoryResource + ?Sized>(
     uses: &[(BlockId, Access)],
     use_stream: StreamId,
 ) -> ResourceResult<()> {
+    first_error(uses, |&(block, access)| resource.finish_block_use(block, use_stream, access))
+}
+
+/// Calls `work` for all items, whatever fails. Returns the first error.
+pub(crate) fn first_error<T, E>(
+    items: impl IntoIterator<Item = T>,
+    mut work: impl FnMut(T) -> Result<(), E>,
+) -> Result<(), E> {
     let mut outcome = Ok(());
-    for &(block, access) in uses {
-        let this = resource.finish_block_use(block, use_stream, access);
+    for item in items {
+        let this = work(item);
         outcome = outcome.and(this);
     }
     outcome

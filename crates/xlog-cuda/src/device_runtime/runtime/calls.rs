@@ -11,6 +11,16 @@ use crate::device_runtime::resource::{
 };
 use crate::memory::{DeviceRepr, TrackedCudaSlice};
 
+/// Defines calls that only forward to the resource, once the parts of the runtime are known to belong together.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $kind:ty),*);)*) => {$(
+        #[doc = concat!("[`DeviceMemoryResource::", stringify!($name), "`].")]
+        pub fn $name(&self, $($argument: $kind),*) -> ResourceResult<()> {
+            self.checked()?.$name($($argument),*)
+        }
+    )*};
+}
+
 impl XlogDeviceRuntime {
     /// Returns the resource if the parts fit together, or the graph router while there are captures or graphs.
     #[inline]
@@ -117,11 +127,6 @@ impl XlogDeviceRuntime {
         self.checked()?.reap_pending()
     }
 
-    /// [`DeviceMemoryResource::reap_completed`].
-    pub fn reap_completed(&self) -> ResourceResult<()> {
-        self.checked()?.reap_completed()
-    }
-
     /// [`DeviceMemoryResource::physical_bytes`].
     pub fn physical_bytes(&self) -> Option<usize> {
         self.checked().ok()?.physical_bytes()
@@ -138,47 +143,17 @@ impl XlogDeviceRuntime {
         self.checked()?.trim()
     }
 
-    /// [`DeviceMemoryResource::record_block_use`].
-    pub fn record_block_use(
-        &self,
-        block: &DeviceBlock,
-        use_stream: StreamId,
-    ) -> ResourceResult<()> {
-        self.checked()?.record_block_use(block, use_stream)
-    }
-
     /// [`DeviceMemoryResource::supports_block_use_tracking`].
     pub fn supports_block_use_tracking(&self) -> bool {
         self.resource().supports_block_use_tracking()
     }
 
-    /// [`DeviceMemoryResource::prepare_block_use`].
-    pub fn prepare_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.checked()?.prepare_block_use(block, use_stream, access)
-    }
-
-    /// [`DeviceMemoryResource::finish_block_use`].
-    pub fn finish_block_use(
-        &self,
-        block: BlockId,
-        use_stream: StreamId,
-        access: Access,
-    ) -> ResourceResult<()> {
-        self.checked()?.finish_block_use(block, use_stream, access)
-    }
-
-    /// [`DeviceMemoryResource::finish_block_uses`].
-    pub fn finish_block_uses(
-        &self,
-        uses: &[(BlockId, Access)],
-        use_stream: StreamId,
-    ) -> ResourceResult<()> {
-        self.checked()?.finish_block_uses(uses, use_stream)
+    forward! {
+        reap_completed();
+        record_block_use(block: &DeviceBlock, use_stream: StreamId);
+        prepare_block_use(block: BlockId, use_stream: StreamId, access: Access);
+        finish_block_use(block: BlockId, use_stream: StreamId, access: Access);
+        finish_block_uses(uses: &[(BlockId, Access)], use_stream: StreamId);
     }
 
     /// [`XlogDeviceRuntime::finish_block_uses`] for uses that were opened in `capture`, or outside of captures.

@@ -1,19 +1,7 @@
-//! The configuration of a shared runtime: in code, or from the environment.
+//! The configuration of a shared runtime: in code, or from the environment variables that the README lists.
 //!
-//! | variable | accepted | meaning |
-//! |---|---|---|
-//! | `XLOG_DEVICE` | `sim`, `sim:SEED` | every ordinal n is device n of a simulated machine |
-//! | | `cuda:N`, or not set | ordinal n is GPU n; N only selects a program's default GPU |
-//! | `XLOG_DEVICE_RESOURCE` | `pool`, `async`, `direct` | the memory resource; `pool` unless set |
-//! | `XLOG_DEVICE_SANITIZER` | `auto`, or not set | a pool works for a memory checker if one is attached, see [`PoolSanitizer`] |
-//! | | `on`, `off` | it always does, or never does; the other resources need no setting |
-//! | `XLOG_DEVICE_BUDGET` | a [`ByteSize`]: `4GiB`, `512MB`, `1e9`, `50%` | the maximum bytes of blocks |
-//! | `XLOG_DEVICE_LEDGER` | `off`, `on`, a directory, a file `KEY.ledger` | the ledger that processes share, see [`LedgerSetting`] |
-//! | `XLOG_DEVICE_QUOTA` | a [`ByteSize`] | the quota of this process in the ledger, where an administrator can change it |
-//! | `XLOG_DEVICE_QUOTA_NAME` | text | the name of that quota, which `xlogmem top` shows |
-//! | `XLOG_DEVICE_GUARD` | `off`, `canary`, `sync`, `pages`, `sampled:N` | the debug guard, see [`GuardSetting`] |
-//! | `XLOG_DEVICE_LOG` | a file that ends in `.xtrace` or `.csv` | the log of every operation; `%p` is the process, `%d` the device |
-//! | `XLOG_DEVICE_STACKS` | `off`, `all`, `sampled:N` | which allocations have a stack, in statistics and log; `off` unless set |
+//! With `sim` or `sim:SEED` in `XLOG_DEVICE`, every ordinal n is device n of a simulated machine. Otherwise ordinal n is GPU n; `cuda:N`
+//! only selects a program's default GPU.
 //!
 //! [`XlogDeviceRuntime::open`] reads only the ledger and the quota from the environment: they are limits of the process.
 //!
@@ -27,7 +15,6 @@ mod guard;
 mod layer;
 mod ledger;
 mod resource;
-mod stacks;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,7 +286,7 @@ fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result
     let Some(text) = text(name)? else { return Ok(None) };
     text.parse().map(Some).map_err(|error| match error {
         XlogError::BadSetting { value, reason, accepted, .. } => {
-            XlogError::BadSetting { name, value, reason, accepted }
+            XlogError::bad_setting(name, value, reason, accepted)
         }
         other => other,
     })
@@ -308,10 +295,8 @@ fn variable<T: std::str::FromStr<Err = XlogError>>(name: &'static str) -> Result
 /// Reads an environment variable as text.
 fn text(name: &'static str) -> Result<Option<String>> {
     let Some(value) = std::env::var_os(name) else { return Ok(None) };
-    value.into_string().map(Some).map_err(|value| XlogError::BadSetting {
-        name,
-        value: value.to_string_lossy().into_owned(),
-        reason: "it is not UTF-8",
-        accepted: "text in UTF-8",
+    value.into_string().map(Some).map_err(|value| {
+        let value = value.to_string_lossy();
+        XlogError::bad_setting(name, value, "it is not UTF-8", "text in UTF-8")
     })
 }

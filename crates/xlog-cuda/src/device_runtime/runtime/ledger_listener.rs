@@ -15,6 +15,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use xlog_base::debug_fields;
 use xlog_ledger::{AskListener, Heard, Ledger};
 
 use super::background_thread::BackgroundThread;
@@ -129,8 +130,4 @@ impl Listener {
     }
 }
 
-impl std::fmt::Debug for Listener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Listener").field("thread", &self.thread).finish_non_exhaustive()
-    }
-}
+debug_fields!(self: Listener { thread: self.thread, .. });

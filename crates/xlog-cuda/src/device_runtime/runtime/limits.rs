@@ -1,11 +1,6 @@
 //! The limit of a runtime: the smallest of configuration, ledger, driver and device.
 //!
-//! | limit | where it comes from |
-//! |---|---|
-//! | configuration | [`RuntimeConfig::budget`]: code or `XLOG_DEVICE_BUDGET`, for this process |
-//! | ledger | the limit in the ledger's file, for all processes together |
-//! | driver | the total that the driver reports to this process; less than the device has if a service divides the device |
-//! | device total less reserve | the memory of the device less [`RuntimeConfig::reserve`], for contexts, displays and libraries |
+//! docs/budget.md, "The limit of a runtime", describes these four.
 //!
 //! This module opens and creates nothing.
 

@@ -40,8 +40,7 @@ enum LogFormat {
 }
 
 fn refuse(path: &Path, reason: &'static str) -> XlogError {
-    let value = path.display().to_string();
-    XlogError::BadSetting { name: "a log file", value, reason, accepted: ACCEPTED }
+    XlogError::bad_setting("a log file", path.to_string_lossy(), reason, ACCEPTED)
 }
 
 fn format_of(path: &Path) -> Result<LogFormat> {
@@ -119,12 +118,12 @@ fn open(format: LogFormat, path: PathBuf, config: &RuntimeConfig) -> Result<Arc<
     let mut recorder = default_config();
     if let Some(bytes) = config.log_rotate_bytes {
         if bytes < 4096 || config.log_keep > 10_000 {
-            return Err(XlogError::BadSetting {
-                name: "the rotation of a log",
-                value: format!("{bytes} bytes, {} files", config.log_keep),
-                reason: "it is out of range",
-                accepted: "at least 4096 bytes, and at most 10000 finished files",
-            });
+            return Err(XlogError::bad_setting(
+                "the rotation of a log",
+                format!("{bytes} bytes, {} files", config.log_keep),
+                "it is out of range",
+                "at least 4096 bytes, and at most 10000 finished files",
+            ));
         }
         recorder = recorder.with_rotation(bytes, config.log_keep);
     }

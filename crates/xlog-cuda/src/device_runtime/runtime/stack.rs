@@ -31,12 +31,12 @@ type BoxedResource = Box<dyn DeviceMemoryResource + Send + Sync>;
 pub(super) fn stack(device: Arc<CudaDevice>, config: &RuntimeConfig) -> Result<XlogDeviceRuntime> {
     let ordinal = device.ordinal();
     if let Some(named) = config.device.filter(|named| named.to_string() != device.spec()) {
-        return Err(XlogError::BadSetting {
-            name: "the device of a runtime's configuration",
-            value: named.to_string(),
-            reason: "the runtime is built on another device",
-            accepted: "the device that the runtime is built on, or none",
-        });
+        return Err(XlogError::bad_setting(
+            "the device of a runtime's configuration",
+            named.to_string(),
+            "the runtime is built on another device",
+            "the device that the runtime is built on, or none",
+        ));
     }
     if config.resource == ResourceKind::Async && device.driver().async_pools().is_none() {
         return Err(XlogError::Kernel(format!(

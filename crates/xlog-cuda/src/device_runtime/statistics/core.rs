@@ -5,18 +5,19 @@
 
 use std::backtrace::Backtrace;
 use std::collections::HashMap;
-use std::fmt;
 use std::num::NonZeroU32;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use xlog_base::Mutex;
+use xlog_base::{Mutex, PowerHistogram, debug_fields};
 use xlog_driver::sync::Sharded;
 
 use super::names::Names;
 use super::scope::{self, Peaks};
 use super::shard::{BytesAndBlocks, Counts, GlobalTotals, Ids, Key, Meter};
-use super::snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
+use super::snapshot::{StatisticsSnapshot, Usage};
+use crate::XlogError;
 use crate::device_runtime::logging::{QueryScope, clock};
 use crate::device_runtime::resource::{AllocTag, DeviceBlock, Generation, ResourceError, StreamId};
 use crate::device_runtime::side_table::{SideTable, TakenEntry};
@@ -34,6 +35,24 @@ pub enum Backtraces {
     Sampled(NonZeroU32),
     /// Every allocation. Walking the stack takes microseconds.
     All,
+}
+
+impl FromStr for Backtraces {
+    type Err = XlogError;
+
+    fn from_str(text: &str) -> Result<Self, XlogError> {
+        let accepted = "off, all, or sampled:N for one in N allocations";
+        let refuse = |reason| Err(XlogError::bad_setting("the stacks", text, reason, accepted));
+        match text.split_once(':') {
+            None if text == "off" => Ok(Self::Off),
+            None if text == "all" => Ok(Self::All),
+            Some(("sampled", count)) => match count.parse() {
+                Ok(count) => Ok(Self::Sampled(count)),
+                Err(_) => refuse("what stands after the colon is no number above 0"),
+            },
+            _ => refuse("there is no such setting"),
+        }
+    }
 }
 
 /// Settings of a [`StatisticsResource`](super::StatisticsResource).
@@ -294,7 +313,7 @@ impl StatisticsCore {
                 .filter_map(|id| Some((queries.key(id)?, sum(|counts| &counts.queries, id))))
                 .collect();
             by_query.sort_by_key(|(query, _)| *query);
-            let mut sizes = SizeHistogram::default();
+            let mut sizes = PowerHistogram::default();
             let mut failures: Vec<(&'static str, u64)> = Vec::new();
             let (mut requested_bytes, mut unknown_frees) = (0_u64, 0);
             for counts in shards.iter() {
@@ -361,11 +380,6 @@ impl Statistics {
     }
 }
 
-impl fmt::Debug for Statistics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Statistics")
-            .field("device_ordinal", &self.0.device_ordinal)
-            .field("config", &self.0.config)
-            .finish_non_exhaustive()
-    }
-}
+debug_fields!(self: Statistics {
+    device_ordinal: self.0.device_ordinal, config: self.0.config, ..
+});

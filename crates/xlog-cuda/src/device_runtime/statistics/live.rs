@@ -160,25 +160,31 @@ impl fmt::Display for LiveReport {
             if let Some(trace) =
                 block.backtrace.as_ref().filter(|_| std::mem::take(&mut shows_trace))
             {
-                for line in own_frames(&trace.to_string()) {
-                    write!(f, "\n    {line}")?;
-                }
+                let words = [
+                    "backtrace",
+                    "device_runtime::statistics",
+                    "device_runtime::logging",
+                    "/rustc/",
+                ];
+                write_frames(f, trace, &words)?;
             }
         }
         Ok(())
     }
 }
 
-/// The lines of a backtrace from the first frame outside this crate.
-fn own_frames(trace: &str) -> Vec<String> {
-    let is_machinery = |line: &str| {
-        ["backtrace", "device_runtime::statistics", "device_runtime::logging", "/rustc/"]
-            .iter()
-            .any(|word| line.contains(word))
-    };
+/// Writes the lines of a backtrace from the first frame outside this crate, whose frames contain one of `words`.
+pub(crate) fn write_frames(
+    f: &mut fmt::Formatter<'_>,
+    trace: &Backtrace,
+    words: &[&str],
+) -> fmt::Result {
+    let trace = trace.to_string();
+    let is_inside =
+        |line: &&str| line.starts_with("at ") || words.iter().any(|word| line.contains(word));
     let lines: Vec<&str> = trace.lines().map(str::trim).collect();
-    let from = lines.iter().position(|line| !line.starts_with("at ") && !is_machinery(line));
-    lines.iter().skip(from.unwrap_or(0)).take(FRAMES_SHOWN).map(|line| (*line).to_owned()).collect()
+    let from = lines.iter().position(|line| !is_inside(line)).unwrap_or(0);
+    lines.iter().skip(from).take(FRAMES_SHOWN).try_for_each(|line| write!(f, "\n    {line}"))
 }
 
 /// A duration for people.

@@ -23,9 +23,12 @@ mod snapshot;
 pub use self::core::{Backtraces, Statistics, StatisticsConfig};
 #[cfg(feature = "metrics")]
 pub use export::{MetricsServer, describe_metrics, publish_metrics, serve_metrics};
+#[cfg(feature = "guard")]
+pub(super) use live::write_frames;
 pub use live::{LiveBlock, LiveReport, TagShare};
 pub use openmetrics::openmetrics_text;
 pub use resource::StatisticsResource;
 pub use scope::{ScopeReport, ScopeStatistics, StatisticsScope};
 pub use shard::{PEAK_STEP_ALONE_BYTES, PEAK_STEP_BLOCKS, PEAK_STEP_BYTES, PEAK_STEP_PART};
-pub use snapshot::{SizeHistogram, StatisticsSnapshot, Usage};
+pub use snapshot::{StatisticsSnapshot, Usage};
+pub use xlog_base::PowerHistogram;

@@ -11,8 +11,10 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
+use xlog_base::PowerHistogram;
+
 use super::names::{MAX_QUERIES, MAX_STREAMS, MAX_TAGS};
-use super::snapshot::{SizeHistogram, Usage};
+use super::snapshot::Usage;
 use crate::device_runtime::resource::{AllocTag, StreamId};
 
 /// The minimum step in bytes, for small accounts.
@@ -267,7 +269,7 @@ pub(super) struct Counts {
     pub(super) tags: Vec<Meter>,
     pub(super) streams: Vec<Meter>,
     pub(super) queries: Vec<Meter>,
-    pub(super) sizes: SizeHistogram,
+    pub(super) sizes: PowerHistogram,
     pub(super) requested_bytes: u64,
     /// Frees of blocks that were not allocated here.
     pub(super) unknown_frees: u64,
@@ -285,7 +287,7 @@ impl Default for Counts {
             tags: Vec::new(),
             streams: Vec::new(),
             queries: Vec::new(),
-            sizes: SizeHistogram::default(),
+            sizes: PowerHistogram::default(),
             requested_bytes: 0,
             unknown_frees: 0,
             failures: Vec::new(),
@@ -354,7 +356,8 @@ impl Counts {
         totals: &GlobalTotals,
     ) {
         self.requested_bytes = self.requested_bytes.wrapping_add(requested as u64);
-        self.sizes.add(requested);
+        // A power of two is the largest size of its class.
+        self.sizes.add(requested.saturating_sub(1) as u64);
         self.for_each_meter(ids, totals, |meter, all| meter.allocate(bytes as i64, all));
     }
 
@@ -370,6 +373,31 @@ impl Counts {
         match self.failures.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, count)) => *count += 1,
             None => self.failures.push((kind, 1)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_of_sizes_ends_at_its_power_of_two() {
+        let totals = GlobalTotals::new();
+        for (class, bytes) in [
+            (0, 0),
+            (0, 1),
+            (1, 2),
+            (2, 3),
+            (2, 4),
+            (3, 5),
+            (10, 1024),
+            (11, 1025),
+            (64, usize::MAX),
+        ] {
+            let mut counts = Counts::default();
+            counts.allocate(Ids::default(), bytes, 256, &totals);
+            assert_eq!(counts.sizes.classes().collect::<Vec<_>>(), [(class, 1)], "{bytes}");
         }
     }
 }

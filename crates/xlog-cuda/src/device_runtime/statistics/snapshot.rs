@@ -30,33 +30,6 @@ pub struct Usage {
     pub failures: u64,
 }
 
-/// The histogram of requested sizes, in powers of two.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SizeHistogram(PowerHistogram);
-
-impl SizeHistogram {
-    /// Counts a size, less one byte, so that a power of two is the largest size of its class.
-    #[inline(always)]
-    pub(super) fn add(&mut self, bytes: usize) {
-        self.0.add(bytes.saturating_sub(1) as u64);
-    }
-
-    pub(super) fn merge(&mut self, other: &Self) {
-        self.0.merge(&other.0);
-    }
-
-    /// The number of requests above `2^(log2 - 1)` bytes and up to `2^log2`.
-    #[must_use]
-    pub fn count(&self, log2: u32) -> u64 {
-        self.0[log2 as usize]
-    }
-
-    /// The classes that are not empty: the exponent of the largest size, and the count.
-    pub fn classes(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
-        self.0.classes().map(|(class, count)| (class as u32, count))
-    }
-}
-
 /// All counts of a resource at one instant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -79,8 +52,8 @@ pub struct StatisticsSnapshot {
     pub other_queries: Usage,
     /// Requested bytes so far; `total.total_bytes` also includes rounding.
     pub requested_bytes: u64,
-    /// The requested sizes.
-    pub sizes: SizeHistogram,
+    /// The requested sizes, less one byte: class `n` counts requests above `2^(n - 1)` bytes and up to `2^n`.
+    pub sizes: PowerHistogram,
     /// Failed allocations by kind of error.
     pub failures: Vec<(&'static str, u64)>,
     /// Frees of blocks that these statistics did not count.
@@ -146,24 +119,5 @@ impl fmt::Display for StatisticsSnapshot {
             Some(more) if more > 0 => writeln!(f, "... and {more} more tags"),
             _ => Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_class_ends_at_its_power_of_two() {
-        for (bytes, class) in
-            [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (1024, 10), (1025, 11)]
-        {
-            let mut sizes = SizeHistogram::default();
-            sizes.add(bytes);
-            assert_eq!(sizes.classes().collect::<Vec<_>>(), [(class, 1)], "{bytes}");
-        }
-        let mut sizes = SizeHistogram::default();
-        sizes.add(usize::MAX);
-        assert_eq!(sizes.count(64), 1);
     }
 }

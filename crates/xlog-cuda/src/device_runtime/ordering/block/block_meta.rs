@@ -204,7 +204,8 @@ pub(crate) fn generation_bits(generation: Generation) -> u32 {
 
 #[derive(Debug)]
 pub(crate) struct BlockTable {
-    blocks: Slab<BlockMeta>,
+    /// The metadata of all blocks, live and ended, by slot.
+    pub(crate) blocks: Slab<BlockMeta>,
     ordinal: u32,
 }
 
@@ -231,11 +232,6 @@ impl BlockTable {
         };
         meta.begin(generation, ptr, bytes, owner);
         Some(generation)
-    }
-
-    #[inline(always)]
-    pub(crate) fn at_slot(&self, slot: u32) -> Option<&BlockMeta> {
-        self.blocks.get(slot)
     }
 
     /// Allocates a slot for a sub-allocator that keeps slots with its memory; `None` if the table is full.

@@ -13,7 +13,8 @@ const INLINE: usize = 64;
 /// The clock headers of all streams of one pool.
 #[derive(Debug)]
 pub(crate) struct ClockHeaders {
-    inline: [ClockHeader; INLINE],
+    /// The headers of the first slots.
+    pub(crate) inline: [ClockHeader; INLINE],
     overflow: Slab<ClockHeader, 64>,
 }
 
@@ -23,12 +24,6 @@ impl ClockHeaders {
             inline: std::array::from_fn(|_| ClockHeader::default()),
             overflow: Slab::new(slots),
         })
-    }
-
-    /// Returns an inline header.
-    #[inline]
-    pub(crate) fn inline(&self, slot: u32) -> Option<&ClockHeader> {
-        self.inline.get(slot as usize)
     }
 
     #[inline]

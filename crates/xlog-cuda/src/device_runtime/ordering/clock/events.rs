@@ -3,7 +3,8 @@
 //! An entry keeps the clock of its stream as of the event's beginning; a stream that waits for the event joins that clock.
 //! All of this is behind the lock of the clock.
 
-use super::event_queue::EventQueue;
+use std::collections::VecDeque;
+
 use super::vector_clock::{ENTRIES, Epoch, History, VectorClock};
 
 /// An event, the stamp that it covers, and the clock of its stream at that time.
@@ -19,12 +20,6 @@ pub(super) struct EventEntry<E> {
     pub(super) last_epoch: Epoch,
     /// The other epochs: the number of a state of [`History`], 0 for none.
     state: u64,
-}
-
-impl<E> Default for EventEntry<E> {
-    fn default() -> Self {
-        Self { covers: 0, after: 0, event: None, last_epoch: Epoch::default(), state: 0 }
-    }
 }
 
 impl<E> EventEntry<E> {
@@ -51,7 +46,7 @@ fn joined_clock_of<const N: usize>(
 #[repr(C)]
 pub(super) struct Events<E, const N: usize = ENTRIES> {
     /// Events that are not known to be complete, by the stamp that they cover.
-    pub(super) recorded: EventQueue<EventEntry<E>>,
+    pub(super) recorded: VecDeque<EventEntry<E>>,
     /// The stamp covered by the event that was begun last.
     newest: u64,
     /// The length of `recorded` at which a poll is due.
@@ -74,7 +69,7 @@ const ASK_AT: usize = 64;
 impl<E: Copy, const N: usize> Events<E, N> {
     pub(super) fn new() -> Self {
         Self {
-            recorded: EventQueue::new(),
+            recorded: VecDeque::new(),
             newest: 0,
             ask_at: ASK_AT,
             free_events: Vec::new(),
@@ -88,12 +83,9 @@ impl<E: Copy, const N: usize> Events<E, N> {
     /// Adds an event that is about to be recorded, with the clock of its stream.
     #[inline(always)]
     pub(super) fn keep(&mut self, covers: u64, last_epoch: Epoch) {
-        let entry = self.recorded.push();
-        entry.covers = covers;
-        entry.after = std::mem::replace(&mut self.newest, covers);
-        entry.event = None;
-        entry.last_epoch = last_epoch;
-        entry.state = self.vector.number();
+        let after = std::mem::replace(&mut self.newest, covers);
+        let state = self.vector.number();
+        self.recorded.push_back(EventEntry { covers, after, event: None, last_epoch, state });
     }
 
     /// Returns the clock that stream `asker` joins when it waits for this event; `None` if that adds nothing.
@@ -107,13 +99,13 @@ impl<E: Copy, const N: usize> Events<E, N> {
     /// [`Events::joined_clock`] of the event that was begun last.
     #[inline(always)]
     pub(super) fn newest_joined_clock(&self, asker: u32) -> Option<VectorClock<N>> {
-        self.joined_clock(self.recorded.last()?, asker)
+        self.joined_clock(self.recorded.back()?, asker)
     }
 
     #[inline(always)]
     pub(super) fn set(&mut self, covers: u64, event: E) {
         // Usually the last entry.
-        match self.recorded.last_mut() {
+        match self.recorded.back_mut() {
             Some(last) if last.covers == covers => last.event = Some(event),
             _ => self.set_earlier(covers, event),
         }
@@ -121,7 +113,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
 
     #[cold]
     fn set_earlier(&mut self, covers: u64, event: E) {
-        let mut entries = self.recorded.as_mut_slice().iter_mut().rev();
+        let mut entries = self.recorded.iter_mut().rev();
         if let Some(entry) = entries.find(|entry| entry.covers == covers) {
             entry.event = Some(event);
         }
@@ -131,7 +123,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
     #[inline(always)]
     pub(super) fn find(&self, stamp: u64) -> Option<(E, &EventEntry<E>)> {
         // Usually the last entry.
-        let last = self.recorded.last()?;
+        let last = self.recorded.back()?;
         match last.event {
             Some(event) if last.covers >= stamp && last.after < stamp => Some((event, last)),
             _ => self.find_earlier(stamp),
@@ -144,9 +136,8 @@ impl<E: Copy, const N: usize> Events<E, N> {
         if self.newest < stamp {
             return None;
         }
-        let entries = self.recorded.as_slice();
-        let at = entries.partition_point(|entry| entry.covers < stamp);
-        entries.get(at..)?.iter().find_map(|entry| Some((entry.event?, entry)))
+        let at = self.recorded.partition_point(|entry| entry.covers < stamp);
+        self.recorded.range(at..).find_map(|entry| Some((entry.event?, entry)))
     }
 
     /// Returns the event to poll, if a poll is due: in the middle of the list, or near its end if the stream keeps up.
@@ -159,7 +150,7 @@ impl<E: Copy, const N: usize> Events<E, N> {
     fn ask_one(&mut self) -> Option<(u64, E)> {
         let length = self.recorded.len();
         let at = if self.keeps_up { length - length / 8 - 1 } else { length / 2 };
-        let entry = self.recorded.as_slice().get(at)?;
+        let entry = self.recorded.get(at)?;
         let ask = (entry.covers, entry.event?);
         self.pins += 1;
         Some(ask)

@@ -9,7 +9,7 @@
 //! | file | content |
 //! |---|---|
 //! | `stream_clock`, `clock_headers` | stamps and waits; the part that every use reads |
-//! | `events`, `event_queue` | recorded events by the stamp that they cover |
+//! | `events` | recorded events by the stamp that they cover |
 //! | `vector_clock` | the stamps of other streams that the stream is ordered after |
 //!
 //! Nothing here calls the driver or knows of blocks. `stream_clock` takes its atomics and its lock from `primitive`, so
@@ -18,7 +18,6 @@
 use super::primitive;
 
 pub(crate) mod clock_headers;
-pub(crate) mod event_queue;
 pub(crate) mod events;
 pub(crate) mod stream_clock;
 #[cfg(test)]

@@ -297,7 +297,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     pub(crate) fn pending_events(&self) -> usize {
         let completed = self.completed();
         self.inner.with(|inner| {
-            let entries = inner.recorded.as_slice();
+            let entries = &inner.recorded;
             entries.len() - entries.partition_point(|entry| entry.covers <= completed)
         })
     }
@@ -370,12 +370,11 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     pub(crate) fn completed_up_to(&self, stamp: u64) {
         self.completed.fetch_max(stamp, Ordering::AcqRel);
         self.inner.with(|inner| {
-            let entries = inner.recorded.as_slice();
-            let count = entries.partition_point(|entry| entry.covers <= stamp);
-            let complete = entries.get(..count).unwrap_or_default().iter();
+            let count = inner.recorded.partition_point(|entry| entry.covers <= stamp);
+            let complete = inner.recorded.range(..count);
             let before = inner.retired_events.len();
             inner.retired_events.extend(complete.map_while(|entry| entry.event));
-            inner.recorded.drop_front(inner.retired_events.len() - before);
+            inner.recorded.drain(..inner.retired_events.len() - before);
             self.recycle(inner);
         });
     }
@@ -434,9 +433,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     /// Removes all events when the stream is dropped.
     pub(crate) fn drain(&self) -> Vec<E> {
         self.inner.with(|inner| {
-            let recorded = inner.recorded.as_slice().iter();
+            let recorded = inner.recorded.drain(..);
             let mut events: Vec<E> = recorded.filter_map(|done| done.event).collect();
-            inner.recorded.clear();
             events.append(&mut inner.free_events);
             events.append(&mut inner.retired_events);
             events

@@ -12,7 +12,7 @@ use xlog_driver::sync::Mutex;
 
 use super::tracker::Tracker;
 use crate::device_runtime::ordering::block::block_meta::BlockMeta;
-use crate::device_runtime::resource::{Generation, ResourceResult};
+use crate::device_runtime::resource::{Generation, ResourceResult, first_error};
 use crate::stream::{Completion, RawStream};
 
 /// Retired blocks on which work may be pending, the oldest first.
@@ -58,11 +58,10 @@ impl CompletedFrees {
             let count = count.min(retired.len());
             retired.drain(..count).collect()
         };
-        let mut outcome = Ok(());
         let mut poll = Poll { tracker, pending: HashMap::new() };
-        for mut block in polled {
-            let Some(meta) = tracker.table.at(block.generation) else { continue };
-            let this = match poll.is_complete(&mut block, meta) {
+        first_error(polled, |mut block| {
+            let Some(meta) = tracker.table.at(block.generation) else { return Ok(()) };
+            match poll.is_complete(&mut block, meta) {
                 Ok(true) => {
                     meta.with_uses(|uses| uses.take_outstanding(&tracker.streams));
                     release(block.generation, meta)
@@ -71,10 +70,8 @@ impl CompletedFrees {
                     self.retired.lock().push_back(block);
                     other.map(|_| ())
                 }
-            };
-            outcome = outcome.and(this);
-        }
-        outcome
+            }
+        })
     }
 
     /// Returns the streams of all uses of these blocks.

@@ -8,7 +8,7 @@ use xlog_driver::sync::{Mutex, MutexGuard};
 
 use super::tracker::Tracker;
 use crate::device_runtime::ordering::block::block_meta::{BlockMeta, BlockTable};
-use crate::device_runtime::resource::{Generation, ResourceResult};
+use crate::device_runtime::resource::{Generation, ResourceResult, first_error};
 use crate::stream::RawStream;
 
 /// The maximum of deferred frees; further frees queue waits.
@@ -140,13 +140,9 @@ impl DeferredFrees {
         mut free: impl FnMut(Generation, &BlockMeta) -> ResourceResult<()>,
     ) -> ResourceResult<()> {
         let failed = std::mem::take(&mut *self.failed_frees.lock());
-        let mut outcome = Ok(());
-        for generation in failed {
-            if let Some(meta) = tracker.table.at(generation) {
-                keep_first(&mut outcome, free(generation, meta));
-            }
-        }
-        outcome
+        first_error(failed, |generation| {
+            tracker.table.at(generation).map_or(Ok(()), |meta| free(generation, meta))
+        })
     }
 
     pub(crate) fn reaper_lock(&self) -> MutexGuard<'_, ()> {

@@ -24,8 +24,7 @@ use super::PoolResource;
 use super::config::{PoolConfig, PoolSanitizer, PoolSegments};
 use super::free::FreedBy;
 use crate::CudaDevice;
-use crate::device_runtime::ordering::tracking::completed_frees::CompletedFrees;
-use crate::device_runtime::ordering::tracking::striped_counters::StripedCounters;
+use crate::device_runtime::ordering::{CompletedFrees, StripedCounters};
 use crate::device_runtime::resource::{AllocTag, ResourceError, ResourceResult};
 use crate::stream::RawStream;
 

@@ -50,14 +50,7 @@ impl FromStr for GuardSetting {
     type Err = XlogError;
 
     fn from_str(text: &str) -> Result<Self> {
-        let refuse = |reason| {
-            Err(XlogError::BadSetting {
-                name: "the guard",
-                value: text.to_owned(),
-                reason,
-                accepted: ACCEPTED,
-            })
-        };
+        let refuse = |reason| Err(XlogError::bad_setting("the guard", text, reason, ACCEPTED));
         let config = GuardConfig::default();
         let config = match text.split_once(':') {
             None if text == "off" => return Ok(Self::Off),

@@ -130,14 +130,7 @@ impl FromStr for LedgerSetting {
     type Err = XlogError;
 
     fn from_str(text: &str) -> Result<Self> {
-        let refuse = |reason| {
-            Err(XlogError::BadSetting {
-                name: "the ledger",
-                value: text.to_owned(),
-                reason,
-                accepted: ACCEPTED,
-            })
-        };
+        let refuse = |reason| Err(XlogError::bad_setting("the ledger", text, reason, ACCEPTED));
         let path = Path::new(text);
         match text {
             "off" => Ok(Self::Off),

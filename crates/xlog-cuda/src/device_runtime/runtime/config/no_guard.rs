@@ -20,12 +20,12 @@ impl FromStr for GuardSetting {
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "off" => Ok(Self::Off),
-            _ => Err(XlogError::BadSetting {
-                name: "the guard",
-                value: text.to_owned(),
-                reason: "this program was built without the feature `guard` of xlog-cuda",
-                accepted: "\"off\"",
-            }),
+            _ => Err(XlogError::bad_setting(
+                "the guard",
+                text,
+                "this program was built without the feature `guard` of xlog-cuda",
+                "\"off\"",
+            )),
         }
     }
 }

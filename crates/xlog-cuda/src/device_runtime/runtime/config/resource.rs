@@ -35,12 +35,12 @@ impl FromStr for ResourceKind {
             "direct" => Ok(Self::Direct),
             "async" => Ok(Self::Async),
             "pool" => Ok(Self::Pool),
-            _ => Err(XlogError::BadSetting {
-                name: "the memory resource",
-                value: text.to_owned(),
-                reason: "there is no such resource",
-                accepted: ACCEPTED,
-            }),
+            _ => Err(XlogError::bad_setting(
+                "the memory resource",
+                text,
+                "there is no such resource",
+                ACCEPTED,
+            )),
         }
     }
 }
