@@ -105,7 +105,7 @@ fn free_from_home(state: &StateWord, memory: &Mutex<u32>) -> bool {
             return true;
         }
     }
-    state.retire_quiet(5) == Attempt::Done
+    state.retire_own_stream_only(5) == Attempt::Done
 }
 
 fn publish_block(state: &StateWord, memory: &Mutex<u32>) {
@@ -146,7 +146,7 @@ fn twins_of_a_block_at_home_are_freed_once() {
             thread::spawn(move || {
                 let (state, memory) = &*block;
                 publish_block(state, memory);
-                state.retire_quiet(5) == Attempt::Done
+                state.retire_own_stream_only(5) == Attempt::Done
             })
         };
         let mine = free_from_home(&block.0, &block.1);
@@ -364,7 +364,7 @@ fn a_block_freed_without_the_lock_has_the_stamps_of_all_its_uses() {
             // Closes under the lock, as beside a thread that owns the block.
             thread::spawn(move || block.close_locked(true))
         };
-        let freed = block.state.retire_quiet(5) == Attempt::Done;
+        let freed = block.state.retire_own_stream_only(5) == Attempt::Done;
         if freed {
             assert_eq!(block.stamps.swap_out().0, 1, "the work of the use would be forgotten");
         }
@@ -428,7 +428,7 @@ fn a_use_that_is_finished_twice_announces_nothing_of_the_next_block() {
         };
         let (state, stamps) = &*block;
         let mine = state.close(5, false, 1, stamps) == Attempt::Done;
-        if state.retire_quiet(5) == Attempt::Done {
+        if state.retire_own_stream_only(5) == Attempt::Done {
             state.end();
             stamps.begin(1);
             state.begin(6);
@@ -451,7 +451,7 @@ fn a_use_that_is_finished_twice_closes_none_of_the_next_block() {
         };
         let (state, stamps) = &*block;
         let mine = state.close(5, false, 1, stamps) == Attempt::Done;
-        let is_freed = state.retire_quiet(5) == Attempt::Done;
+        let is_freed = state.retire_own_stream_only(5) == Attempt::Done;
         if is_freed {
             state.end();
             stamps.begin(1);

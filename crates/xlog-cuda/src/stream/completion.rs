@@ -91,14 +91,14 @@ impl RawStream {
     fn poll_by(
         &self,
         stamp: u64,
-        ask: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
+        query: impl FnOnce(&dyn Driver, EventHandle) -> DriverResult<bool>,
     ) -> Completion {
         if self.clock.is_complete(stamp) {
             return Completion::Complete;
         }
         let Some(recorded) = self.clock.find(stamp) else { return Completion::Unrecorded };
         // An event that cannot be queried counts as pending.
-        match self.wait_for_pinned(recorded.covers, recorded.event, ask) {
+        match self.wait_for_pinned(recorded.covers, recorded.event, query) {
             Ok(true) => Completion::Complete,
             _ => Completion::Pending,
         }
@@ -166,7 +166,7 @@ impl RawStream {
         let Ok(event) = self.record_outside(begun, "event_record") else { return false };
         drop(entered);
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
-            self.ask(covers, event);
+            self.query_event(covers, event);
         }
         self.poll(begun.covers) == Completion::Complete
     }
@@ -175,10 +175,10 @@ impl RawStream {
     /// clock would revoke that thread's bias.
     pub(super) fn query(&self) -> DriverResult<bool> {
         let _entered = self.enter("query")?;
-        let ask = |driver: &dyn Driver| driver.stream_query(self.handle);
+        let query = |driver: &dyn Driver| driver.stream_query(self.handle);
         match self.clock.is_local() {
-            true => self.with_tail(ask),
-            false => ask(self.device.driver().as_ref()),
+            true => self.with_tail(query),
+            false => query(self.device.driver().as_ref()),
         }
     }
 
@@ -214,11 +214,14 @@ impl RawStream {
     }
 
     /// Queries the driver about all work queued so far. If it has completed, so has every stamp up to now.
-    fn with_tail(&self, ask: impl FnOnce(&dyn Driver) -> DriverResult<bool>) -> DriverResult<bool> {
+    fn with_tail(
+        &self,
+        query: impl FnOnce(&dyn Driver) -> DriverResult<bool>,
+    ) -> DriverResult<bool> {
         let stamp = self.clock.step();
         // The stamp advances before the query.
         fence(Ordering::SeqCst);
-        let done = ask(self.device.driver().as_ref())?;
+        let done = query(self.device.driver().as_ref())?;
         if done {
             self.clock.completed_up_to(stamp);
         }
@@ -318,9 +321,9 @@ impl RawStream {
         let begun = self.clock.begin();
         let (covers, event) = (begun.covers, self.record_outside(begun, call)?);
         drop(entered);
-        let ask = self.clock.recorded_pinned(covers, event);
-        if let Some((covers, event)) = ask {
-            self.ask(covers, event);
+        let query = self.clock.recorded_pinned(covers, event);
+        if let Some((covers, event)) = query {
+            self.query_event(covers, event);
         }
         let done = self.wait_for_pinned(covers, event, wait)?;
         Ok((covers, done))

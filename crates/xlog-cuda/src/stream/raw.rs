@@ -170,7 +170,7 @@ impl RawStream {
     /// Refuses a stream under capture: its work does not run now, so no stamp can cover it.
     #[inline]
     pub(crate) fn check_not_capturing(&self, call: &'static str) -> DriverResult<()> {
-        if self.handle_escaped() { self.ask_capturing(call) } else { Ok(()) }
+        if self.handle_escaped() { self.query_capturing(call) } else { Ok(()) }
     }
 
     /// [`RawStream::check_not_capturing`] for the lifetime of the result.
@@ -199,7 +199,7 @@ impl RawStream {
         let begun = self.clock.begin();
         let event = self.record_outside(begun, "capture").inspect_err(|_| header.end_capture())?;
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
-            self.ask(covers, event);
+            self.query_event(covers, event);
         }
         // For reaps during the capture: the event at the tail covers all memory freed so far.
         self.last_free.fetch_max(begun.covers, Ordering::AcqRel);
@@ -212,7 +212,7 @@ impl RawStream {
     }
 
     #[cold]
-    fn ask_capturing(&self, call: &'static str) -> DriverResult<()> {
+    fn query_capturing(&self, call: &'static str) -> DriverResult<()> {
         if self.clock.header().is_captured() {
             return Err(DriverError::invalid(
                 call,
@@ -220,10 +220,10 @@ impl RawStream {
                 "a stream that is not being captured into a graph",
             ));
         }
-        self.ask_driver(call)
+        self.query_capture(call)
     }
 
-    fn ask_driver(&self, call: &'static str) -> DriverResult<()> {
+    fn query_capture(&self, call: &'static str) -> DriverResult<()> {
         match self.driver().stream_capture(self.handle)? {
             CaptureStatus::None => Ok(()),
             status => Err(DriverError::invalid(
@@ -250,7 +250,7 @@ impl RawStream {
         drop(entered);
         counters.count(|counts| counts.recorded += 1);
         if let Some((covers, event)) = self.clock.recorded(begun.covers, event) {
-            self.ask(covers, event);
+            self.query_event(covers, event);
         }
         Ok(begun.covers)
     }
@@ -282,7 +282,7 @@ impl RawStream {
     ) -> DriverResult<EventHandle> {
         let driver = self.device.driver();
         // The query detects a capture that began and ended since the first check. It is safe: no open capture can have the event.
-        let confirmed = self.ask_driver(call).and_then(|()| driver.event_query(event));
+        let confirmed = self.query_capture(call).and_then(|()| driver.event_query(event));
         match confirmed {
             Ok(_) => Ok(event),
             Err(error) => {
@@ -322,13 +322,13 @@ impl RawStream {
     }
 
     #[cold]
-    pub(super) fn ask(&self, covers: u64, event: EventHandle) {
+    pub(super) fn query_event(&self, covers: u64, event: EventHandle) {
         // An event that cannot be queried counts as pending.
         let complete = matches!(self.device.driver().event_query(event), Ok(true));
         if complete {
             self.clock.completed_up_to(covers);
         }
-        self.clock.asked(complete);
+        self.clock.note_poll(complete);
     }
 
     /// Orders later work of this stream after all work of `other` up to `stamp`, unless it already is.
@@ -385,7 +385,7 @@ impl RawStream {
                 let queued = self.driver().stream_wait_event(self.handle, event);
                 // Other threads can find the event only now, so it needed no pin.
                 if let Some((covers, event)) = known.recorded(begun.covers, event) {
-                    other.ask(covers, event);
+                    other.query_event(covers, event);
                 }
                 queued?;
             }

@@ -198,7 +198,7 @@ impl AsyncCudaResource {
 
     /// Queues the free of a retired block whose stream is ordered after all uses.
     #[inline]
-    fn queue_quiet(
+    fn queue_own_stream_only(
         &self,
         owner: &RawStream,
         generation: Generation,
@@ -379,7 +379,7 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let retired = self.tracker.retire(meta, generation)?;
         self.tracker.counters.count(|counts| counts.deallocations += 1);
         let freed = match retired {
-            Retired::Quiet => self.queue_quiet(owner, generation, meta),
+            Retired::OwnStreamOnly => self.queue_own_stream_only(owner, generation, meta),
             Retired::Used => self.free(generation, meta),
             Retired::Open => Ok(()),
         };

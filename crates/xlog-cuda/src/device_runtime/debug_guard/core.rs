@@ -64,8 +64,8 @@ impl Parts {
 }
 
 /// Returns why the resource below does not belong to this device and these streams.
-fn misfit<R: DeviceMemoryResource>(inner: &R, home: &ResourceHome) -> Option<String> {
-    inner.home()?.misfit(&home.device, home.streams.as_deref()?)
+fn mismatch<R: DeviceMemoryResource>(inner: &R, home: &ResourceHome) -> Option<String> {
+    inner.home()?.mismatch(&home.device, home.streams.as_deref()?)
 }
 
 /// A guard, shared by the resource and its handles.
@@ -119,9 +119,9 @@ impl<R: DeviceMemoryResource> GuardCore<R> {
                     "a device with virtual memory, or GuardMode::Canaries",
                 ))
             }
-            Some(home) => match misfit(&inner, &home) {
-                Some(misfit) => Err(ResourceError::Driver(format!(
-                    "the parts of this guard do not belong together: {misfit}"
+            Some(home) => match mismatch(&inner, &home) {
+                Some(mismatch) => Err(ResourceError::Driver(format!(
+                    "the parts of this guard do not belong together: {mismatch}"
                 ))),
                 None => Parts::new(home, tracked),
             },

@@ -230,10 +230,10 @@ impl<T: DeviceRepr> PinnedBuffer<T> {
             let message = format!("no runtime backs the slice at {:#x}", slice.ptr());
             return Err(ResourceError::StreamMisuse(message).into());
         };
-        let misfit =
-            pinned.home().and_then(|home| home.misfit(runtime.device(), runtime.stream_pool()));
-        if let Some(misfit) = misfit {
-            return Err(ResourceError::Driver(format!("a copy between {misfit}")).into());
+        let mismatch =
+            pinned.home().and_then(|home| home.mismatch(runtime.device(), runtime.stream_pool()));
+        if let Some(mismatch) = mismatch {
+            return Err(ResourceError::Driver(format!("a copy between {mismatch}")).into());
         }
         let queue = &*runtime.stream_pool().try_resolve(stream)?;
         queue.refuse_capture("a copy of page-locked memory")?;

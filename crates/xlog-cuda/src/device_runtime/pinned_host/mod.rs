@@ -251,7 +251,7 @@ impl DeviceMemoryResource for PinnedHostResource {
         self.tracker.counters.count(|counts| counts.deallocations += 1);
         match retired {
             Retired::Open => Ok(()),
-            Retired::Quiet | Retired::Used => self.free(block.generation, meta),
+            Retired::OwnStreamOnly | Retired::Used => self.free(block.generation, meta),
         }
     }
 

@@ -11,7 +11,7 @@
 //! - [`Arenas::scan`] and [`Arenas::visit`] hold the locks of several arenas, taken in the order of the slots: one
 //!   process-wide barrier for all of them. All other functions hold one lock at a time.
 //!
-//! An arena does not lock: its caller holds the lock of the shard that contains it.
+//! An arena does not lock itself: its caller holds its [`Lock`].
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -338,7 +338,7 @@ const MAX_STREAMS: u32 = 1 << 14;
 /// An arena on cache lines of its own, since threads mostly use different streams.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct ArenaShard {
+struct ArenaSlot {
     arena: Lock<Arena>,
     /// Whether the stream of this slot has requested memory.
     is_used: AtomicBool,
@@ -354,7 +354,7 @@ struct MagazineShares {
 #[derive(Debug)]
 pub(super) struct Arenas {
     /// Only a stream's first request pays for its arena.
-    shards: Slab<ArenaShard, 1>,
+    slots: Slab<ArenaSlot, 1>,
     /// The bytes that the magazine of each stream may hold.
     magazine_capacity: AtomicU64,
     shares: Mutex<MagazineShares>,
@@ -365,7 +365,7 @@ pub(super) struct Arenas {
 impl Arenas {
     pub(super) fn new() -> Self {
         Self {
-            shards: Slab::new(MAX_STREAMS),
+            slots: Slab::new(MAX_STREAMS),
             magazine_capacity: AtomicU64::new(0),
             shares: Mutex::default(),
             scanning: Mutex::default(),
@@ -375,32 +375,32 @@ impl Arenas {
     /// Returns the arena of a slot if it exists.
     #[inline(always)]
     pub(super) fn get(&self, slot: u32) -> Option<&Lock<Arena>> {
-        self.shards.get(slot).map(|shard| &shard.arena)
+        self.slots.get(slot).map(|entry| &entry.arena)
     }
 
     /// Returns the arena of a stream that has requested memory.
     #[inline]
     pub(super) fn used(&self, slot: u32) -> Option<&Lock<Arena>> {
-        let shard = self.shards.get(slot)?;
-        shard.is_used.load(Ordering::Acquire).then_some(&shard.arena)
+        let entry = self.slots.get(slot)?;
+        entry.is_used.load(Ordering::Acquire).then_some(&entry.arena)
     }
 
     pub(super) fn make(&self, slot: u32) -> ResourceResult<&Lock<Arena>> {
-        let Some(shard) = self.shards.get_or_make(slot) else {
+        let Some(entry) = self.slots.get_or_make(slot) else {
             return Err(ResourceError::StreamMisuse(format!(
                 "a pool serves the first {MAX_STREAMS} streams of its stream pool"
             )));
         };
-        shard.is_used.store(true, Ordering::Release);
-        Ok(&shard.arena)
+        entry.is_used.store(true, Ordering::Release);
+        Ok(&entry.arena)
     }
 
     /// The arenas in use, with the slots of their streams.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Lock<Arena>)> {
-        self.shards
+        self.slots
             .iter()
-            .filter(|(_, shard)| shard.is_used.load(Ordering::Acquire))
-            .map(|(slot, shard)| (slot, &shard.arena))
+            .filter(|(_, entry)| entry.is_used.load(Ordering::Acquire))
+            .map(|(slot, entry)| (slot, &entry.arena))
     }
 
     /// The arenas in use, with their slots and streams.

@@ -202,11 +202,11 @@ impl PoolResource {
         // Read before the block is retired: from then on the thread that closes its last use may end the metadata.
         let owner = meta.owner();
         match self.tracker.retire(meta, generation)? {
-            Retired::Quiet if self.free_retired_fast(generation, meta) => Ok(()),
-            Retired::Quiet if self.sanitizer.is_none() => {
+            Retired::OwnStreamOnly if self.free_retired_fast(generation, meta) => Ok(()),
+            Retired::OwnStreamOnly if self.sanitizer.is_none() => {
                 self.free_to_arena(generation, meta, FreedBy::Caller)
             }
-            Retired::Quiet | Retired::Used => self.free_used(generation, meta),
+            Retired::OwnStreamOnly | Retired::Used => self.free_used(generation, meta),
             Retired::Open => self.count_free(owner),
         }
     }

@@ -143,9 +143,9 @@ impl PoolResource {
     ) -> ResourceResult<Self> {
         config.check()?;
         let (device, ordinal) = (Arc::clone(streams.device()), inner.device_ordinal());
-        if let Some(misfit) = inner.home().and_then(|home| home.misfit(&device, &streams)) {
+        if let Some(mismatch) = inner.home().and_then(|home| home.mismatch(&device, &streams)) {
             return Err(ResourceError::Driver(format!(
-                "the parts of this pool do not belong together: {misfit}"
+                "the parts of this pool do not belong together: {mismatch}"
             )));
         }
         let sanitizer = Sanitizer::of(&device, &config, true)?;

@@ -13,7 +13,7 @@
 //! - A handle of another stream moves only after the host has seen all work on it complete. `find_free` checks without locks;
 //!   `remove_free_in` checks again under the lock of the arena.
 //! - A handle of the requesting stream moves at any time, since the request follows its pending work. It stays
-//!   mapped at the old address too until the host has seen that work complete (`unmap_left`).
+//!   mapped at the old address too until the host has seen that work complete (`unmap_stale`).
 //! - `growing` is held, since the removed ranges belong to no arena.
 
 use super::arena::Suballocation;
@@ -29,7 +29,7 @@ use crate::stream::RawStream;
 
 /// Requests from this size on may move any number of handles.
 const VERY_LARGE: u64 = 256 << 20;
-/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms, and of left addresses that it unmaps.
+/// The maximum of handles that a request below [`VERY_LARGE`] moves, which takes about 2 ms, and of stale mappings that it unmaps.
 const MAX_MOVED: usize = 32;
 /// A request below [`LARGE_BLOCK`] extends a free range in place if the range has at least 1/MIN_EXTENDED of its bytes; a larger one
 /// extends any range.
@@ -43,7 +43,7 @@ const RANGES_PER_CREDIT: usize = 64;
 /// Spans of several streams that one search moves to the shared free list.
 const SPANS_PER_SEARCH: usize = 64;
 /// Ranges for which a search that finds too little costs one more credit.
-const RANGES_PER_VAIN_CREDIT: usize = 4;
+const RANGES_PER_FAILED_SEARCH: usize = 4;
 /// A request of at least this size needs no credits: each remapped handle saves much memory.
 const LARGE_REMAP: u64 = 128 << 20;
 /// With more than 1/MUCH_FREE of the pool free, a remap needs no credits.
@@ -95,7 +95,7 @@ impl SlowPath<'_> {
             return Ok(None);
         }
         let found = self.find_free();
-        pool.unmap_left(self.max_moved());
+        pool.unmap_stale(self.max_moved());
         if self.size < LARGE_REMAP {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
         }
@@ -113,7 +113,7 @@ impl SlowPath<'_> {
         let chosen = self.choose_remap(&free, &mut growth);
         let Some((request, uses)) = chosen else {
             // In a growing pool most searches find too little: with many ranges the charge makes them rare.
-            growth.charge_search(found.len() / RANGES_PER_VAIN_CREDIT);
+            growth.charge_search(found.len() / RANGES_PER_FAILED_SEARCH);
             return Ok(None);
         };
         let free = self.remove_free_in(&found, &coalesce(uses));
@@ -198,7 +198,7 @@ impl SlowPath<'_> {
     /// Remaps any number of completely free handles, small ranges included. The last resort of a pool that cannot grow.
     pub(super) fn defragment(&self) -> ResourceResult<Option<Suballocation>> {
         let _growing = self.pool.reserve.growing();
-        self.pool.unmap_left(usize::MAX);
+        self.pool.unmap_stale(usize::MAX);
         let free = self.remove_free_in(&self.find_free(), &[Span { ptr: 0, bytes: u64::MAX }]);
         if free.idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
             self.put_back_free(&free, &[]);

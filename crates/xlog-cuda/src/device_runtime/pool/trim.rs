@@ -55,7 +55,7 @@ impl PoolResource {
             self.arenas.flush(&self.tracker);
         }
         self.poll_streams();
-        self.unmap_left(usize::MAX);
+        self.unmap_stale(usize::MAX);
         let idle = self.remove_idle();
         let maximum = trim.unneeded.map_or(u64::MAX, |unneeded| self.releasable(&idle, unneeded));
         let (gone, outcome) = self.reserve.segments.release(&idle.spans, excess.min(maximum));
@@ -102,8 +102,8 @@ impl PoolResource {
     }
 
     /// Unmaps at most `most` of the addresses that remapped handles have left, where the host has seen all work complete.
-    pub(super) fn unmap_left(&self, most: usize) {
-        self.reserve.segments.unmap_left(most, &|work| {
+    pub(super) fn unmap_stale(&self, most: usize) {
+        self.reserve.segments.unmap_stale(most, &|work| {
             let stream = self.tracker.streams.at(work.slot);
             stream.is_some_and(|stream| stream.clock().is_complete(work.stamp))
         });

@@ -32,7 +32,7 @@ impl ResourceHome {
     /// Returns why a part on `device` with the stream pool `streams` cannot be combined with a resource of this home.
     ///
     /// The pools are compared, not the ids: [`StreamId::DEFAULT`](super::StreamId::DEFAULT) is a stream of every pool.
-    pub(crate) fn misfit(&self, device: &CudaDevice, streams: &StreamPool) -> Option<String> {
+    pub(crate) fn mismatch(&self, device: &CudaDevice, streams: &StreamPool) -> Option<String> {
         if !self.device.is_same(device) {
             return Some(format!(
                 "device {:?} of ordinal {} and a resource on another open device, {:?} of ordinal {}",

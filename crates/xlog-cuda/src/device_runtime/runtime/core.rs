@@ -149,8 +149,8 @@ pub(super) fn mismatch(
             ),
         );
     }
-    let misfit = resource.home()?.misfit(device, pool)?;
+    let mismatch = resource.home()?.mismatch(device, pool)?;
     Some(ResourceError::Driver(format!(
-        "the parts of this runtime do not belong together: {misfit}; compose it of parts of one open device and one stream pool"
+        "the parts of this runtime do not belong together: {mismatch}; compose it of parts of one open device and one stream pool"
     )))
 }

@@ -307,7 +307,7 @@ impl<S: Default> StateWord<S> {
 
     /// Retires the block, if only its own stream was involved and no use is open.
     #[inline(always)]
-    pub(crate) fn retire_quiet(&self, bits: u32) -> Attempt {
+    pub(crate) fn retire_own_stream_only(&self, bits: u32) -> Attempt {
         let mut word = self.word.load(Ordering::Acquire);
         loop {
             if generation_bits(word) != bits || word & LIVE == 0 {

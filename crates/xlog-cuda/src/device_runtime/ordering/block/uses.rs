@@ -100,14 +100,14 @@ fn forget_completed(list: &mut SmallList<Outstanding>, streams: &StreamPool) {
 /// Drops completed entries and, if `must_wait`, adds the waits of `stream` to `needed`. Returns the number of waits
 /// that the clock made superfluous.
 #[inline(always)]
-fn wait_on_list<'a>(
+fn collect_waits<'a>(
     list: &mut SmallList<Outstanding>,
     streams: &'a StreamPool,
     stream: &RawStream,
     must_wait: bool,
     needed: &mut Needed<'a>,
 ) -> u64 {
-    let mut implied = 0;
+    let mut elided = 0;
     let mut completed = false;
     let slot = stream.clock().slot();
     for entry in list.iter() {
@@ -115,7 +115,7 @@ fn wait_on_list<'a>(
             Some(of) if !of.clock().is_complete(entry.stamp) => {
                 if must_wait && entry.slot != slot {
                     match stream.clock().covers(entry.slot, entry.stamp) {
-                        true => implied += 1,
+                        true => elided += 1,
                         false => needed.push((of, entry.stamp)),
                     }
                 }
@@ -126,7 +126,7 @@ fn wait_on_list<'a>(
     if completed {
         forget_completed(list, streams);
     }
-    implied
+    elided
 }
 
 /// Drops the entries that a write in `slot`, finished at `stamp`, supersedes.
@@ -152,7 +152,7 @@ fn is_superseded(entry: &Outstanding, slot: u32, stamp: u64, ordered_after: Orde
 impl Uses {
     /// Whether only the own stream is involved: then its uses need no lock.
     #[inline(always)]
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_own_stream_only(&self) -> bool {
         self.writes.is_empty() && self.reads.is_empty() && !self.has_open()
     }
 
@@ -220,7 +220,7 @@ impl Uses {
         let clock = stream.clock();
         let slot = clock.slot();
         let writes = access.writes();
-        let mut implied = 0;
+        let mut elided = 0;
         let owner_stream = if owner == slot { None } else { streams.at(owner) };
         if !self.announced
             && let Some(of) = owner_stream
@@ -234,19 +234,19 @@ impl Uses {
             && let Some(of) = owner_stream
         {
             match of.clock().is_complete(own) || clock.covers(owner, own) {
-                true => implied += 1,
+                true => elided += 1,
                 false => needed.push((of, own)),
             }
         }
         if !self.writes.is_empty() {
-            implied += wait_on_list(&mut self.writes, streams, stream, true, needed);
+            elided += collect_waits(&mut self.writes, streams, stream, true, needed);
         }
         if !self.reads.is_empty() {
-            implied += wait_on_list(&mut self.reads, streams, stream, writes, needed);
+            elided += collect_waits(&mut self.reads, streams, stream, writes, needed);
         }
         self.changes += 1;
         self.open.push(Open { number: self.changes, id, slot, access, own });
-        implied
+        elided
     }
 
     /// Cancels a use whose waits could not be queued. Of several equal uses it cancels the newest: another thread may have

@@ -50,7 +50,7 @@ pub(super) struct Events<E, const N: usize = ENTRIES> {
     /// The stamp covered by the event that was begun last.
     newest: u64,
     /// The length of `recorded` at which a poll is due.
-    ask_at: usize,
+    poll_at: usize,
     /// Completed events, to be reused.
     pub(super) free_events: Vec<E>,
     /// The epochs besides the last one; it may hold that stream too.
@@ -64,14 +64,14 @@ pub(super) struct Events<E, const N: usize = ENTRIES> {
 }
 
 /// The length at which the first poll is due.
-const ASK_AT: usize = 64;
+const POLL_AT: usize = 64;
 
 impl<E: Copy, const N: usize> Events<E, N> {
     pub(super) fn new() -> Self {
         Self {
             recorded: VecDeque::new(),
             newest: 0,
-            ask_at: ASK_AT,
+            poll_at: POLL_AT,
             free_events: Vec::new(),
             vector: History::new(),
             retired_events: Vec::new(),
@@ -142,23 +142,23 @@ impl<E: Copy, const N: usize> Events<E, N> {
 
     /// Returns the event to poll, if a poll is due: in the middle of the list, or near its end if the stream keeps up.
     #[inline(always)]
-    pub(super) fn ask(&mut self) -> Option<(u64, E)> {
-        if self.recorded.len() >= self.ask_at { self.ask_one() } else { None }
+    pub(super) fn due_poll(&mut self) -> Option<(u64, E)> {
+        if self.recorded.len() >= self.poll_at { self.choose_poll() } else { None }
     }
 
     #[cold]
-    fn ask_one(&mut self) -> Option<(u64, E)> {
+    fn choose_poll(&mut self) -> Option<(u64, E)> {
         let length = self.recorded.len();
         let at = if self.keeps_up { length - length / 8 - 1 } else { length / 2 };
         let entry = self.recorded.get(at)?;
-        let ask = (entry.covers, entry.event?);
+        let poll = (entry.covers, entry.event?);
         self.pins += 1;
-        Some(ask)
+        Some(poll)
     }
 
     /// Processes the result of a poll. While events are pending, polls become less frequent.
-    pub(super) fn asked(&mut self, completed: bool) {
+    pub(super) fn note_poll(&mut self, completed: bool) {
         self.keeps_up = completed;
-        self.ask_at = if completed { ASK_AT } else { self.ask_at.saturating_mul(2) };
+        self.poll_at = if completed { POLL_AT } else { self.poll_at.saturating_mul(2) };
     }
 }

@@ -266,7 +266,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     pub(crate) fn recorded(&self, covers: u64, event: E) -> Option<(u64, E)> {
         self.inner.with(|inner| {
             inner.set(covers, event);
-            inner.ask()
+            inner.due_poll()
         })
     }
 
@@ -275,7 +275,7 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
         self.inner.with(|inner| {
             inner.set(covers, event);
             inner.pins += 1;
-            inner.ask()
+            inner.due_poll()
         })
     }
 
@@ -288,8 +288,8 @@ impl<E: Copy, C: Deref<Target = ClockHeader>, const N: usize> StreamClock<E, C, 
     }
 
     /// Processes the result of a poll, and unpins its event.
-    pub(crate) fn asked(&self, completed: bool) {
-        self.inner.with(|inner| inner.asked(completed));
+    pub(crate) fn note_poll(&self, completed: bool) {
+        self.inner.with(|inner| inner.note_poll(completed));
         self.unpin();
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Tracker {
     pub(crate) headers: Arc<ClockHeaders>,
     pub(crate) policy: EventPolicy,
     /// The mismatch between device, number and stream pool, if there is one.
-    misfit: Option<String>,
+    mismatch: Option<String>,
     pub(crate) streams: Arc<StreamPool>,
     pub(in crate::device_runtime) stream_table: Arc<StreamTable>,
     pub(crate) counters: StripedCounters,
@@ -32,7 +32,7 @@ pub(crate) struct Tracker {
 
 impl Tracker {
     pub(crate) fn new(device: &CudaDevice, ordinal: u32, streams: Arc<StreamPool>) -> Self {
-        let misfit = if device.ordinal() != ordinal {
+        let mismatch = if device.ordinal() != ordinal {
             Some(format!("a resource of device {ordinal} was given device {}", device.ordinal()))
         } else if !streams.device().is_same(device) {
             Some(format!(
@@ -47,7 +47,7 @@ impl Tracker {
             table: BlockTable::new(ordinal),
             headers: Arc::clone(streams.headers()),
             policy: EventPolicy::default(),
-            misfit,
+            mismatch,
             stream_table: Arc::clone(&streams.table),
             streams,
             counters: StripedCounters::default(),
@@ -56,9 +56,9 @@ impl Tracker {
 
     #[inline]
     pub(crate) fn check_parts(&self) -> ResourceResult<()> {
-        match &self.misfit {
+        match &self.mismatch {
             None => Ok(()),
-            Some(misfit) => refuse_parts(misfit),
+            Some(mismatch) => refuse_parts(mismatch),
         }
     }
 
@@ -93,8 +93,8 @@ impl Tracker {
         generation: Generation,
     ) -> ResourceResult<Retired> {
         let bits = generation_bits(generation);
-        match meta.state.retire_quiet(bits) {
-            Attempt::Done => return Ok(Retired::Quiet),
+        match meta.state.retire_own_stream_only(bits) {
+            Attempt::Done => return Ok(Retired::OwnStreamOnly),
             Attempt::Stale => return Err(ResourceError::UseAfterFree { generation }),
             _ => {}
         }
@@ -104,7 +104,7 @@ impl Tracker {
                 uses.free_on_close = meta.state.has_open() || uses.has_open();
                 match uses.free_on_close {
                     true => Retired::Open,
-                    false if uses.is_quiet() => Retired::Quiet,
+                    false if uses.is_own_stream_only() => Retired::OwnStreamOnly,
                     false => Retired::Used,
                 }
             })
@@ -164,7 +164,7 @@ impl Tracker {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Retired {
     /// Its own stream is ordered after all uses.
-    Quiet,
+    OwnStreamOnly,
     /// Other streams have used it.
     Used,
     /// A use is open: the last one to close frees the block.
@@ -172,6 +172,6 @@ pub(crate) enum Retired {
 }
 
 #[cold]
-fn refuse_parts(misfit: &str) -> ResourceResult<()> {
-    Err(ResourceError::Driver(misfit.to_owned()))
+fn refuse_parts(mismatch: &str) -> ResourceResult<()> {
+    Err(ResourceError::Driver(mismatch.to_owned()))
 }

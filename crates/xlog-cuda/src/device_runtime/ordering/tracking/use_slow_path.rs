@@ -12,8 +12,8 @@ use crate::stream::RawStream;
 /// The outcome of opening a use under the lock of its block.
 #[derive(Debug)]
 pub(crate) enum BeginUse {
-    /// The use is open; its stream must still wait for the needed stamps. Its clock made `implied` waits superfluous.
-    Opened { implied: u64 },
+    /// The use is open; its stream must still wait for the needed stamps. Its clock made `elided` waits superfluous.
+    Opened { elided: u64 },
     /// The use is open without the lock, and has no dependencies.
     OpenedUnlocked,
     /// The generation is not that of the live block.
@@ -65,11 +65,11 @@ pub(crate) fn open<'a>(
     }
     // A use without the lock closes only under this id and on this slot: ids are issued again after 2^32 leases.
     let is_own = meta.stream_id() == opened.stream.0 && meta.owner() == raw.clock().slot();
-    if is_own && uses.is_quiet() && deflate(meta, uses, opened.access) {
+    if is_own && uses.is_own_stream_only() && deflate(meta, uses, opened.access) {
         return BeginUse::OpenedUnlocked;
     }
-    let implied = uses.open(meta.owner(), streams, raw, opened, needed);
-    BeginUse::Opened { implied }
+    let elided = uses.open(meta.owner(), streams, raw, opened, needed);
+    BeginUse::Opened { elided }
 }
 
 /// Closes a use of the stream in `slot`, whose work finished at `stamp`, under the lock of the block.
@@ -138,7 +138,7 @@ fn close_counted(
 /// Deflates the block if only its own stream is left. Returns whether to free it.
 #[inline]
 pub(crate) fn deflate_if_quiet(meta: &BlockMeta, uses: &mut Uses) -> EndUse {
-    if !uses.free_on_close && uses.is_quiet() {
+    if !uses.free_on_close && uses.is_own_stream_only() {
         uses.store_stamps(meta);
         meta.state.deflate();
     }

@@ -84,15 +84,15 @@ pub(crate) trait UseTracking {
         let mut needed = Needed::default();
         let begun = meta
             .with_uses(|uses| open(meta, uses, bits, &tracker.streams, raw, opened, &mut needed));
-        let implied = match begun {
-            BeginUse::Opened { implied } => implied,
+        let elided = match begun {
+            BeginUse::Opened { elided } => elided,
             BeginUse::OpenedUnlocked => return Ok(()),
             BeginUse::Stale => return Err(stale(block)),
         };
-        if implied == 0 && needed.is_empty() {
+        if elided == 0 && needed.is_empty() {
             return Ok(());
         }
-        let mut waits = WaitCounts { elided: implied, ..WaitCounts::default() };
+        let mut waits = WaitCounts { elided, ..WaitCounts::default() };
         let waited = needed.iter().try_for_each(|(other, stamp)| {
             // Boxed: the error is rare, and a box keeps the result at one word.
             raw.wait_on(other, *stamp, &mut waits).map_err(Box::new)

@@ -171,7 +171,7 @@ pub(crate) trait Segments: Send + Sync {
     ///
     /// Returns the new span, the parts of `free` that it took, and the failure. No span and no error means that this kind
     /// cannot remap memory. A failure leaves all segments where they were, except those that are reported as taken.
-    /// Segments with pending work keep their old mapping too, until [`unmap_left`](Self::unmap_left).
+    /// Segments with pending work keep their old mapping too, until [`unmap_stale`](Self::unmap_stale).
     fn defragment(
         &self,
         _free: FreeMemory<'_>,
@@ -183,7 +183,7 @@ pub(crate) trait Segments: Send + Sync {
 
     /// Unmaps at most `most` of the addresses that remapped segments have left, where `is_complete` says that the host has seen the
     /// work complete.
-    fn unmap_left(&self, _most: usize, _is_complete: &dyn Fn(LastWork) -> bool) {}
+    fn unmap_stale(&self, _most: usize, _is_complete: &dyn Fn(LastWork) -> bool) {}
 
     /// Whether [`defragment`](Self::defragment) can remap memory.
     fn can_move(&self) -> bool {

@@ -279,7 +279,7 @@ impl MappedSegments {
                 let is_pending = free.pending.iter().any(|span| span.overlaps(old));
                 state.leave(old, is_pending.then_some(free.last_work));
             }
-            state.unmap_left(memory, usize::MAX, &|_| false);
+            state.unmap_stale(memory, usize::MAX, &|_| false);
             return Ok(());
         };
         for span in placed {
@@ -403,9 +403,9 @@ impl Segments for MappedSegments {
         }
     }
 
-    fn unmap_left(&self, most: usize, is_complete: &dyn Fn(LastWork) -> bool) {
+    fn unmap_stale(&self, most: usize, is_complete: &dyn Fn(LastWork) -> bool) {
         if let Ok(memory) = self.memory() {
-            self.state.lock().unmap_left(memory, most, is_complete);
+            self.state.lock().unmap_stale(memory, most, is_complete);
         }
     }
 

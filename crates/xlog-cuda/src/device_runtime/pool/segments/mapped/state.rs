@@ -5,7 +5,7 @@
 //! - `stranded`: mapped at addresses unknown to the pool, because an undo could not unmap it;
 //! - `loose`: without an address, because it could not be destroyed.
 //!
-//! A sweep retries to unmap and destroy the last two. A handle in `handles` may also be mapped at addresses in `left`.
+//! A sweep retries to unmap and destroy the last two. A handle in `handles` may also be mapped at addresses in `stale`.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -25,7 +25,7 @@ pub(super) struct PhysicalHandle {
 
 /// The old mapping of a handle that is mapped elsewhere now.
 #[derive(Clone, Copy, Debug)]
-struct LeftMapping {
+struct StaleMapping {
     span: Span,
     memory: MemoryHandle,
     /// Pending work at these addresses; `None` if there is none.
@@ -36,7 +36,7 @@ pub(super) struct State {
     pub(super) addresses: Addresses,
     /// Mapped and accessible handles that the pool knows, by address.
     pub(super) handles: BTreeMap<u64, PhysicalHandle>,
-    left: Vec<LeftMapping>,
+    stale: Vec<StaleMapping>,
     stranded: Vec<(u64, PhysicalHandle)>,
     loose: Vec<PhysicalHandle>,
 }
@@ -44,7 +44,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(addresses: Addresses) -> Self {
         let handles = BTreeMap::new();
-        Self { addresses, handles, left: Vec::new(), stranded: Vec::new(), loose: Vec::new() }
+        Self { addresses, handles, stale: Vec::new(), stranded: Vec::new(), loose: Vec::new() }
     }
 
     /// Returns the handles inside one of `idle`, by address.
@@ -78,10 +78,11 @@ impl State {
     /// Returns the handles inside one of `idle` that have no second mapping, by address. Only they can be returned.
     pub(super) fn returnable(&self, idle: &[Span]) -> Vec<Span> {
         let mut found = self.inside(idle);
-        let left: HashSet<MemoryHandle> = self.left.iter().map(|left| left.memory).collect();
-        if !left.is_empty() {
+        let stale: HashSet<MemoryHandle> =
+            self.stale.iter().map(|mapping| mapping.memory).collect();
+        if !stale.is_empty() {
             found.retain(|span| {
-                self.handles.get(&span.ptr).is_some_and(|handle| !left.contains(&handle.memory))
+                self.handles.get(&span.ptr).is_some_and(|handle| !stale.contains(&handle.memory))
             });
         }
         found
@@ -189,10 +190,10 @@ impl State {
         })
     }
 
-    /// Forgets the old address of a handle that is mapped elsewhere now. [`Self::unmap_left`] unmaps it.
+    /// Forgets the old address of a handle that is mapped elsewhere now. [`Self::unmap_stale`] unmaps it.
     pub(super) fn leave(&mut self, old: Span, last_work: Option<LastWork>) {
         if let Some(handle) = self.handles.remove(&old.ptr) {
-            self.left.push(LeftMapping { span: old, memory: handle.memory, last_work });
+            self.stale.push(StaleMapping { span: old, memory: handle.memory, last_work });
         }
     }
 
@@ -200,20 +201,20 @@ impl State {
     pub(super) fn keep(&mut self, kept: &[PhysicalHandle]) {
         for (ptr, handle) in self.stranded.extract_if(.., |(_, handle)| kept.contains(handle)) {
             let span = Span { ptr, bytes: handle.bytes };
-            self.left.push(LeftMapping { span, memory: handle.memory, last_work: None });
+            self.stale.push(StaleMapping { span, memory: handle.memory, last_work: None });
         }
     }
 
-    /// Unmaps at most `most` left addresses, without pending work and the oldest first. One that the driver refuses is kept for the
+    /// Unmaps at most `most` stale mappings, without pending work and the oldest first. One that the driver refuses is kept for the
     /// next call.
-    pub(super) fn unmap_left(
+    pub(super) fn unmap_stale(
         &mut self,
         memory: &dyn VirtualMemory,
         mut most: usize,
         is_complete: &dyn Fn(LastWork) -> bool,
     ) {
-        let Self { left, addresses, .. } = self;
-        left.retain(|LeftMapping { span, last_work, memory: handle }| {
+        let Self { stale, addresses, .. } = self;
+        stale.retain(|StaleMapping { span, last_work, memory: handle }| {
             let handle = PhysicalHandle { bytes: span.bytes, memory: *handle };
             let is_unmapped = most > 0
                 && last_work.is_none_or(is_complete)
@@ -250,7 +251,7 @@ impl State {
 
     /// Unmaps and destroys what an earlier failure left behind; returns the number of released bytes.
     pub(super) fn sweep(&mut self, memory: &dyn VirtualMemory) -> (u64, ResourceResult<()>) {
-        self.unmap_left(memory, usize::MAX, &|_| false);
+        self.unmap_stale(memory, usize::MAX, &|_| false);
         let mut outcome = Ok(());
         for (ptr, handle) in std::mem::take(&mut self.stranded) {
             match unmap(memory, ptr, handle) {

@@ -178,7 +178,7 @@ fn a_handle_with_pending_work_is_mapped_twice_until_that_work_completes() {
         model.lend(span, 77);
         // Nothing of it can be returned or unmapped yet.
         model.free_pending(model.live.len() - 1);
-        segments.unmap_left(usize::MAX, &|_| false);
+        segments.unmap_stale(usize::MAX, &|_| false);
         assert_eq!(segments.release(&[span], u64::MAX), (vec![], Ok(())));
         assert_eq!((unmapped(), segments.releasable(&[span])), (0, 0));
         drop(gate);

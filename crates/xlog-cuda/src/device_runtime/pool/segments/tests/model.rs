@@ -152,7 +152,7 @@ impl<'a> Model<'a> {
             .into_iter()
             .for_each(|span| self.idle.insert(span));
         let own = self.last_work();
-        self.segments.unmap_left(usize::MAX, &|work| work == own);
+        self.segments.unmap_stale(usize::MAX, &|work| work == own);
     }
 
     /// Lends a part of a free range out and fills it.
