@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use xlog_base::escape::line;
 use xlog_driver::StreamHandle;
 
 /// The kind of a race.
@@ -65,14 +66,14 @@ pub struct RaceSide {
 
 impl fmt::Display for RaceSide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (#{}, {}", self.operation, self.sequence, self.action)?;
+        write!(f, "{} (#{}, {}", line(&self.operation), self.sequence, self.action)?;
         match (&self.stream, &self.stream_name) {
-            (Some(stream), Some(name)) => write!(f, ", {stream} '{name}'")?,
+            (Some(stream), Some(name)) => write!(f, ", {stream} '{}'", line(name))?,
             (Some(stream), None) => write!(f, ", {stream}")?,
             (None, _) => write!(f, ", host call")?,
         }
         if let Some(tag) = &self.tag {
-            write!(f, ", tag '{tag}'")?;
+            write!(f, ", tag '{}'", line(tag))?;
         }
         f.write_str(")")
     }

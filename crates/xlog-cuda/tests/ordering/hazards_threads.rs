@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::rig::{Rig, assert_all, copy, fill, read};
 use xlog_cuda::DeviceStream;
 use xlog_cuda::device_runtime::{
-    Access, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    Access, AllocTag, BlockId, BlockState, DeviceBlock, DeviceMemoryResource, Generation,
+    GlobalDeviceBudget,
 };
 use xlog_cuda::driver::sync::Mutex;
 use xlog_testing::{WatchedGate, for_each_device, threads};
@@ -263,6 +265,36 @@ fn ten_thousand_streams_come_and_go_with_a_block_each() {
             return;
         }
         come_and_go(&Rig::new(device), 10_000);
+    });
+}
+
+/// The other thread removes completed frees from lists before it counts them.
+#[test]
+fn a_reap_beside_one_that_never_waits_returns_once_all_frees_are_counted() {
+    for_each_device(|device| {
+        let rig = Rig::new(device);
+        let inner = Box::new(Arc::clone(&rig.resource));
+        let budget = GlobalDeviceBudget::new(inner, 64 << 20);
+        let [stream] = rig.leases();
+        let is_done = AtomicBool::new(false);
+        let reaps = || {
+            while !is_done.load(Ordering::Acquire) {
+                budget.reap_completed().unwrap();
+            }
+        };
+        let frees = || {
+            let mut left = 0;
+            for _ in 0..60 {
+                let allocate = |()| budget.allocate(SIZE, stream.id(), AllocTag("rows")).unwrap();
+                let blocks = [(); 100].map(allocate);
+                blocks.into_iter().for_each(|block| budget.deallocate(block).unwrap());
+                budget.reap_pending().unwrap();
+                left += budget.bytes_outstanding() + budget.reserved_bytes();
+            }
+            is_done.store(true, Ordering::Release);
+            assert_eq!(left, 0);
+        };
+        threads(device, vec![Box::new(reaps), Box::new(frees)]);
     });
 }
 

@@ -23,6 +23,11 @@ impl Ledger {
     pub fn quota(&self) -> LedgerResult<Quota> {
         let slots = self.snapshot()?.slots;
         self.checked_quota_units()?;
+        let own = self.mapping.quotas().get(self.own);
+        // Otherwise a caller that changes the limit alone would erase a damaged guarantee.
+        if own.is_some_and(|cell| unpack_quota(cell.guaranteed.load(Ordering::SeqCst)).is_none()) {
+            return Err(self.damaged_quota());
+        }
         let own = slots.into_iter().find(|slot| slot.index == self.slot());
         Ok(own.map(|slot| slot.quota).unwrap_or_default())
     }
@@ -130,10 +135,14 @@ impl Ledger {
     }
 
     pub(super) fn checked_quota_units(&self) -> LedgerResult<u32> {
-        self.quota_units().ok_or_else(|| LedgerError::Damaged {
+        self.quota_units().ok_or_else(|| self.damaged_quota())
+    }
+
+    fn damaged_quota(&self) -> LedgerError {
+        LedgerError::Damaged {
             path: self.path.clone(),
             what: format!("the quota of slot {} is no quota", self.own),
-        })
+        }
     }
 
     /// The units that a slot takes from the limit: what it holds, but at least its guaranteed share.

@@ -4,6 +4,7 @@
 //! follows a new header and new names, so it is readable on its own. A deleted file is created again if its directory
 //! exists. Every file is locked while it is open.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -21,6 +22,8 @@ use crate::names::Names;
 use crate::record::Record;
 
 const WRITE_BYTES: u64 = 256 << 10;
+/// More than a header and the end of a file take.
+const END_BYTES: u64 = 1 << 10;
 
 /// The result of the last write.
 #[derive(Debug, Default)]
@@ -30,6 +33,13 @@ pub(super) enum LastWrite {
     None,
     Succeeded,
     Failed(io::ErrorKind, String),
+}
+
+/// One write: where it began in the file, and its records.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    at: u64,
+    records: u64,
 }
 
 /// Counts since the last query.
@@ -62,6 +72,10 @@ pub(super) struct Output {
     keep_files: u32,
     /// Whether the format records how many records its writer dropped.
     says_dropped: bool,
+    /// Whether a file without that number looks complete.
+    looks_complete: bool,
+    /// The last successful writes to this file, together at least [`END_BYTES`] long.
+    last_chunks: VecDeque<Chunk>,
     on_error: OnError,
     reported: bool,
     counts: WriteCounts,
@@ -92,6 +106,8 @@ impl Output {
             rotate_bytes: config.rotate_bytes,
             keep_files: config.keep_files,
             says_dropped: config.format != Format::RmmCsv,
+            looks_complete: config.format == Format::Csv,
+            last_chunks: VecDeque::new(),
             on_error: config.on_error.clone(),
             reported: false,
             counts: WriteCounts::default(),
@@ -133,7 +149,11 @@ impl Output {
         };
         match result {
             Ok(()) => {
+                self.last_chunks.push_back(Chunk { at: self.size, records: self.pending });
                 self.size += self.buffer.len() as u64;
+                while self.last_chunks.get(1).is_some_and(|next| self.size - next.at >= END_BYTES) {
+                    self.last_chunks.pop_front();
+                }
                 self.in_file += self.pending;
                 self.counts.written += self.pending;
                 self.counts.last_write = LastWrite::Succeeded;
@@ -157,6 +177,28 @@ impl Output {
             self.encoder.end(self.in_file, dropped, &mut self.buffer);
             self.rotate_bytes = None;
             self.write_out();
+            if self.looks_complete {
+                self.make_room_for_the_end(dropped);
+            }
+        }
+    }
+
+    /// On a full disk: drops the last chunks until the number of missing records fits into the file.
+    fn make_room_for_the_end(&mut self, mut dropped: u64) {
+        while matches!(self.counts.last_write, LastWrite::Failed(..))
+            && let Some(Chunk { at, records }) = self.last_chunks.pop_back()
+        {
+            self.size = at;
+            self.in_file -= records;
+            self.counts.dropped += records;
+            // A count since the last query, added with wrap-around.
+            self.counts.written = self.counts.written.wrapping_sub(records);
+            dropped += records;
+            self.step_back();
+            if self.ensure_begun() {
+                self.encoder.end(self.in_file, dropped, &mut self.buffer);
+                self.write_out();
+            }
         }
     }
 
@@ -172,6 +214,7 @@ impl Output {
                     self.file = Some(file);
                     self.size = size;
                     self.in_file = 0;
+                    self.last_chunks.clear();
                 }
                 Err(error) => {
                     self.failed(&error);
@@ -224,6 +267,7 @@ impl Output {
         self.file = None;
         self.size = 0;
         self.in_file = 0;
+        self.last_chunks.clear();
         self.ensure_begun();
     }
 

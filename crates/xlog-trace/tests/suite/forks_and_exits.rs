@@ -159,6 +159,35 @@ fn a_log_that_resumed_after_a_full_disk_reads_without_a_bad_place_and_says_what_
     }
 }
 
+/// Body: each record is a write of its own, until the disk is full; it stays full.
+#[test]
+#[ignore = "the body of a child process"]
+fn child_that_fills_a_disk() {
+    let Some(argument) = child_argument() else { return };
+    let (bytes, path) = argument.split_once(' ').unwrap();
+    let config = RecorderConfig::new().with_format(Format::Csv).with_on_error(OnError::Silent);
+    let recorder = Recorder::create(path, config).unwrap();
+    limit_files(bytes.parse().unwrap());
+    for index in 0..100 {
+        recorder.emit(record(index));
+        let _ = recorder.flush();
+    }
+    println!("{};", recorder.dropped_records());
+}
+
+#[test]
+fn a_csv_log_on_a_disk_without_room_for_another_line_says_what_it_lost() {
+    let scratch = Scratch::new("no-room");
+    // Lines are shorter than this range.
+    for bytes in (2000..2200).step_by(20) {
+        let path = scratch.path(&bytes.to_string());
+        run("child_that_fills_a_disk", &format!("{bytes} {}", path.display()));
+        let mut reader = Reader::open_with(&path, Strictness::Strict).unwrap();
+        let read = read_all(&mut reader).len() as u64;
+        assert_eq!(read + reader.report().dropped_at_source, 100, "{bytes} bytes");
+    }
+}
+
 #[test]
 fn a_log_that_nobody_closed_says_so() {
     let scratch = Scratch::new("unclosed");

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use xlog_driver::DriverResult;
+use xlog_driver::sync::Mutex;
 
 use crate::device_runtime::ordering::{Lock, Slab, StripedCounters};
 use crate::device_runtime::resource::Generation;
@@ -25,7 +26,11 @@ pub(super) struct Frees {
 /// On cache lines of its own, since threads mostly use different streams.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct FreesShard(Lock<StreamFrees>);
+struct FreesShard {
+    frees: Lock<StreamFrees>,
+    /// Held from the removal of completed frees until they are counted. Not held while the host waits for the device.
+    counting: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct StreamFrees {
@@ -34,11 +39,21 @@ struct StreamFrees {
     loose: VecDeque<Generation>,
     /// The number of frees before the first of `loose`.
     before: u64,
-    /// Frees with an event, by the stamp that it covers, the oldest first.
-    batches: VecDeque<(u64, Vec<Generation>)>,
+    /// The oldest first.
+    batches: VecDeque<Batch>,
     /// Whether memory was freed here since the host last waited for the stream. The driver's pool releases memory only
     /// after such a wait; a query does not suffice.
     unseen: bool,
+}
+
+/// Frees with an event.
+#[derive(Debug)]
+struct Batch {
+    /// The stamp that the event covers.
+    stamp: u64,
+    /// The number of frees up to the last of this batch.
+    end: u64,
+    frees: Vec<Generation>,
 }
 
 impl Default for Frees {
@@ -60,10 +75,11 @@ impl StreamFrees {
         self.loose.drain(..count as usize).collect()
     }
 
-    /// Removes the batches that complete with `stamp`.
-    fn take_batches(&mut self, stamp: u64) -> Vec<Generation> {
-        let count = self.batches.partition_point(|(at, _)| *at <= stamp);
-        self.batches.drain(..count).flat_map(|(_, batch)| batch).collect()
+    /// Removes the batches that complete with `stamp`, and those of the first `end` frees.
+    fn take_batches(&mut self, stamp: u64, end: u64) -> Vec<Generation> {
+        let is_complete = |batch: &Batch| batch.stamp <= stamp || batch.end <= end;
+        let count = self.batches.partition_point(is_complete);
+        self.batches.drain(..count).flat_map(|batch| batch.frees).collect()
     }
 }
 
@@ -78,7 +94,7 @@ impl Frees {
             frees.loose.push_back(generation);
             frees.loose.len() >= BATCH
         };
-        match self.streams.get(slot).and_then(|at| at.0.enter()) {
+        match self.streams.get(slot).and_then(|at| at.frees.enter()) {
             Some(mut frees) => push(&mut frees),
             None => self.with_elsewhere(stream, push),
         }
@@ -100,16 +116,27 @@ impl Frees {
         self.with(stream, change)
     }
 
-    /// Returns the frees that have completed, and records an event for the loose ones. Never waits for work.
+    /// Passes the frees that have completed to `count`, and records an event for the loose ones. Never waits for work.
     ///
     /// It queries the driver without the lock, for the frees so far. The thread that removes an entry counts it.
     pub(super) fn poll(
         &self,
         stream: &RawStream,
         counters: &StripedCounters,
+        count: impl FnOnce(&[Generation]),
+    ) -> DriverResult<()> {
+        let _counting = self.shard(stream).map(|at| at.counting.lock());
+        count(&self.remove_completed(stream, counters)?);
+        Ok(())
+    }
+
+    fn remove_completed(
+        &self,
+        stream: &RawStream,
+        counters: &StripedCounters,
     ) -> DriverResult<Vec<Generation>> {
         let (end, stamps, unseen) = self.with(stream, |frees| {
-            let stamps: Vec<u64> = frees.batches.iter().map(|(stamp, _)| *stamp).collect();
+            let stamps: Vec<u64> = frees.batches.iter().map(|batch| batch.stamp).collect();
             (frees.end(), stamps, std::mem::take(&mut frees.unseen))
         });
         // A stream that other code may begin to capture is not queried, and an event is recorded there only for loose frees.
@@ -120,7 +147,7 @@ impl Frees {
         }
         if is_done {
             let done = self.with(stream, |frees| {
-                let mut done = frees.take_batches(stamps.last().copied().unwrap_or(0));
+                let mut done = frees.take_batches(stamps.last().copied().unwrap_or(0), end);
                 done.append(&mut frees.take_loose(end));
                 done
             });
@@ -132,9 +159,10 @@ impl Frees {
                 Ok(covers) => {
                     self.with(stream, |frees| {
                         let loose = frees.take_loose(end);
-                        let at = frees.batches.partition_point(|(stamp, _)| *stamp < covers);
+                        let at = frees.batches.partition_point(|batch| batch.stamp < covers);
                         if !loose.is_empty() {
-                            frees.batches.insert(at, (covers, loose));
+                            let batch = Batch { stamp: covers, end: frees.before, frees: loose };
+                            frees.batches.insert(at, batch);
                         }
                     });
                     if stream.handle_escaped() {
@@ -164,7 +192,7 @@ impl Frees {
             complete = stamp;
         }
         self.with(stream, |frees| {
-            let done = frees.take_batches(complete);
+            let done = frees.take_batches(complete, 0);
             // After a wait for the event of the last free, a stream whose handle escaped needs no further query.
             let all_seen = frees.batches.is_empty() && frees.loose.is_empty() && has_waited;
             frees.unseen &= !(all_seen && !done.is_empty() && stream.handle_escaped());
@@ -172,14 +200,15 @@ impl Frees {
         })
     }
 
-    /// Waits for all frees on `stream`, and returns them.
+    /// Waits for all frees on `stream`, and passes them to `count`.
     pub(super) fn synchronize(
         &self,
         stream: &RawStream,
         counters: &StripedCounters,
-    ) -> DriverResult<Vec<Generation>> {
+        count: impl FnOnce(&[Generation]),
+    ) -> DriverResult<()> {
         let (end, unseen, last_batch, has_loose) = self.with(stream, |frees| {
-            let last_batch = frees.batches.back().map_or(0, |(stamp, _)| *stamp);
+            let last_batch = frees.batches.back().map_or(0, |batch| batch.stamp);
             (frees.end(), std::mem::take(&mut frees.unseen), last_batch, !frees.loose.is_empty())
         });
         // On a stream that other code may begin to capture, an event is recorded only for frees that none covers.
@@ -206,26 +235,41 @@ impl Frees {
         });
         let stamp = match synchronized {
             // A later reap handles a stream under capture.
-            Err(error) if is_capture_refusal(&error) => return Ok(Vec::new()),
+            Err(error) if is_capture_refusal(&error) => return Ok(()),
             stamp => stamp?,
         };
+        let _counting = self.shard(stream).map(|at| at.counting.lock());
         let done = self.with(stream, |frees| {
-            let mut done = frees.take_batches(stamp);
+            // Another thread may have recorded a later event for frees that are complete now.
+            let mut done = frees.take_batches(stamp, end);
             done.append(&mut frees.take_loose(end));
             done
         });
-        Ok(done)
+        count(&done);
+        Ok(())
+    }
+
+    /// Waits until other threads have counted what they have removed.
+    pub(super) fn wait_until_counted(&self) {
+        self.streams.iter().for_each(|(_, at)| drop(at.counting.lock()));
     }
 
     /// Returns the slots of the streams with frees that the host has not seen complete.
     pub(super) fn slots(&self) -> Vec<u32> {
         let waiting = |at: &FreesShard| {
-            at.0.with(|frees| {
+            at.frees.with(|frees| {
                 let idle = frees.loose.is_empty() && frees.batches.is_empty() && !frees.unseen;
                 (!idle).then_some(frees.slot)
             })
         };
         self.streams.iter().filter_map(|(_, at)| waiting(at)).collect()
+    }
+
+    /// Returns the frees of a stream. A stream pool has no slots beyond the last one.
+    #[inline]
+    fn shard(&self, stream: &RawStream) -> Option<&FreesShard> {
+        let slot = stream.clock().slot();
+        self.streams.get(slot).or_else(|| self.streams.get_or_make(slot))
     }
 
     #[inline]
@@ -235,10 +279,9 @@ impl Frees {
         change: impl FnOnce(&mut StreamFrees) -> T,
     ) -> T {
         let slot = stream.clock().slot();
-        let at = self.streams.get(slot).or_else(|| self.streams.get_or_make(slot));
-        // A stream pool has no slots beyond the last one.
+        let at = self.shard(stream);
         at.map(|at| {
-            at.0.with(|frees| {
+            at.frees.with(|frees| {
                 frees.slot = slot;
                 change(frees)
             })

@@ -243,13 +243,13 @@ impl AsyncCudaResource {
     #[inline(never)]
     fn poll_frees(&self, owner: &RawStream) {
         // After a failure a reap polls again.
-        let done = self.frees.poll(owner, &self.tracker.counters).unwrap_or_default();
-        if !done.is_empty() {
-            self.freed(&done);
-        }
+        let _ = self.frees.poll(owner, &self.tracker.counters, |done| self.freed(done));
     }
 
     fn freed(&self, generations: &[Generation]) {
+        if generations.is_empty() {
+            return;
+        }
         let bytes = self.tracker.table.end(generations);
         self.tracker.counters.count(|counts| {
             counts.freed = counts.freed.wrapping_add(generations.len() as u64);
@@ -257,16 +257,12 @@ impl AsyncCudaResource {
         });
     }
 
-    /// Ends the blocks whose frees `completed` reports for each stream. Continues after a failure.
-    fn note_completed(
-        &self,
-        completed: impl Fn(&RawStream) -> DriverResult<Vec<Generation>>,
-    ) -> ResourceResult<()> {
+    /// Calls `note` for each stream with frees that are not counted. Continues after a failure.
+    fn note_completed(&self, note: impl Fn(&RawStream) -> DriverResult<()>) -> ResourceResult<()> {
         let slots = self.frees.slots().into_iter();
         first_error(slots.filter_map(|slot| self.tracker.streams.at(slot)), |stream| {
             stream.arm_free_events();
-            self.freed(&completed(stream)?);
-            Ok(())
+            Ok(note(stream)?)
         })
     }
 
@@ -406,8 +402,10 @@ impl DeviceMemoryResource for AsyncCudaResource {
             .free_all(&self.tracker, |generation, meta| self.free_late(generation, meta));
         drop(reaper);
         let outcome = retried.and(deferred);
-        let noted =
-            self.note_completed(|stream| self.frees.synchronize(stream, &self.tracker.counters));
+        let noted = self.note_completed(|stream| {
+            self.frees.synchronize(stream, &self.tracker.counters, |done| self.freed(done))
+        });
+        self.frees.wait_until_counted();
         outcome.and(noted)
     }
 
@@ -417,7 +415,9 @@ impl DeviceMemoryResource for AsyncCudaResource {
         let completed = self.free_completed(usize::MAX);
         drop(reaper);
         let outcome = retried.and(completed);
-        let noted = self.note_completed(|stream| self.frees.poll(stream, &self.tracker.counters));
+        let noted = self.note_completed(|stream| {
+            self.frees.poll(stream, &self.tracker.counters, |done| self.freed(done))
+        });
         outcome.and(noted)
     }
 

@@ -16,11 +16,9 @@ use crate::device_runtime::resource::{
 };
 
 impl GraphRegistry {
-    /// Logs a request that a capture refused. What the resource refused is in the log already.
-    fn log_own_refusal(&self, request: AllocRequest, error: &ResourceError) {
-        if matches!(error, ResourceError::Capture(_) | ResourceError::InvalidRequest { .. }) {
-            self.inner.log_refusal(request, error);
-        }
+    /// Logs a request that failed in a capture. If its arena could not grow, the log also has the failed request for a chunk.
+    fn log_captured_refusal(&self, request: AllocRequest, error: &ResourceError) {
+        self.inner.log_refusal(request, error);
     }
 }
 
@@ -42,11 +40,11 @@ impl DeviceMemoryResource for GraphRegistry {
     ) -> ResourceResult<DeviceBlock> {
         self.sweep();
         let capture = self.capture_of(request.stream);
-        let capture = capture.inspect_err(|error| self.log_own_refusal(request, error))?;
+        let capture = capture.inspect_err(|error| self.log_captured_refusal(request, error))?;
         match capture.filter(|_| request.align.is_power_of_two()) {
             Some(capture) => self
                 .allocate_captured(&capture, request)
-                .inspect_err(|error| self.log_own_refusal(request, error)),
+                .inspect_err(|error| self.log_captured_refusal(request, error)),
             None => self.inner.allocate_request(request, reservation),
         }
     }

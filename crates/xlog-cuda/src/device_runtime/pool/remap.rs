@@ -16,7 +16,7 @@
 //!   mapped at the old address too until the host has seen that work complete (`unmap_stale`).
 //! - `growing` is held, since the removed ranges belong to no arena.
 
-use super::arena::Suballocation;
+use super::arena::{Arena, Suballocation};
 use super::reserve::{Growth, is_full};
 use super::segments::{FreeMemory, LastWork, Span, SpanRequest, coalesce};
 use super::slow_path::SlowPath;
@@ -65,6 +65,13 @@ struct FreeSpans {
     stamp: u64,
 }
 
+/// What a search does with an arena that another thread is inside of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Busy {
+    Skip,
+    WaitFor,
+}
+
 impl SlowPath<'_> {
     /// Serves the request from idle memory of all arenas: from adjacent ranges of several streams, or from remapped handles.
     /// Fresh handles supply the missing bytes. Returns `None` if the pool should grow, also after a failure.
@@ -94,7 +101,7 @@ impl SlowPath<'_> {
         if !self.pay_credits(&mut growth, 1) {
             return Ok(None);
         }
-        let found = self.find_free();
+        let found = self.find_free(Busy::Skip);
         pool.unmap_stale(self.max_moved());
         if self.size < LARGE_REMAP {
             growth.charge_search(found.len() / RANGES_PER_CREDIT);
@@ -199,7 +206,8 @@ impl SlowPath<'_> {
     pub(super) fn defragment(&self) -> ResourceResult<Option<Suballocation>> {
         let _growing = self.pool.reserve.growing();
         self.pool.unmap_stale(usize::MAX);
-        let free = self.remove_free_in(&self.find_free(), &[Span { ptr: 0, bytes: u64::MAX }]);
+        let everywhere = [Span { ptr: 0, bytes: u64::MAX }];
+        let free = self.remove_free_in(&self.find_free(Busy::WaitFor), &everywhere);
         if free.idle.spans.iter().any(|span| span.holds(self.size, self.align)) {
             self.put_back_free(&free, &[]);
             return Ok(self.allocate_shared_free());
@@ -267,13 +275,19 @@ impl SlowPath<'_> {
 
     /// Returns the idle free ranges of all arenas and every free range of this stream, by arena; the shared free list is last.
     /// Small ranges are included, because they connect larger ones.
-    fn find_free(&self) -> Vec<OwnedRange> {
+    fn find_free(&self, busy: Busy) -> Vec<OwnedRange> {
         let (pool, own) = (self.pool, self.owner.clock().slot());
         let mut found = Vec::new();
-        pool.arenas.scan(|slot, arena| {
+        let mut add = |slot, arena: &mut Arena| {
             let ranges = arena.tlsf.ranges();
             found.extend(ranges.map(|range| OwnedRange { range, slot: Some(slot) }));
-        });
+        };
+        match busy {
+            Busy::Skip => pool.arenas.scan(add),
+            Busy::WaitFor => {
+                pool.arenas.iter().for_each(|(slot, lock)| lock.with(|arena| add(slot, arena)));
+            }
+        }
         let mut polled = None;
         found.retain(|part: &OwnedRange| {
             let stream = part.slot.and_then(|slot| pool.tracker.streams.at(slot));

@@ -1,7 +1,7 @@
 //! Tests that need access to an arena.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -40,6 +40,48 @@ fn two_streams_allocate_while_a_third_ones_memory_is_held() {
                 }
             });
         });
+        pool.reap_pending().unwrap();
+        assert_eq!(pool.bytes_outstanding(), 0);
+    }
+}
+
+/// Four idle handles between live ones lie in an arena that another thread is inside of, and the pool cannot grow.
+#[test]
+fn a_pool_that_cannot_grow_waits_for_an_arena_before_it_refuses() {
+    for device in devices() {
+        let streams = Arc::new(StreamPool::with_defaults(device.clone()));
+        let config = PoolConfig::default().with_growth(2 * MIB).with_maximum(16 * MIB);
+        let pool = PoolResource::new(device, 0, streams.clone(), config).unwrap();
+        let [owner, other] = [(); 2].map(|()| streams.lease().unwrap());
+        let mut live: Vec<_> = (0..8)
+            .map(|_| pool.allocate(2 * MIB, owner.id(), AllocTag("handle")).unwrap())
+            .collect();
+        for at in [6, 4, 2, 0] {
+            pool.deallocate(live.swap_remove(at)).unwrap();
+        }
+        let slot = pool.tracker.stream(owner.id()).unwrap().clock().slot();
+        let is_waiting = AtomicBool::new(false);
+        let block = std::thread::scope(|scope| {
+            let (entered, has_entered) = std::sync::mpsc::channel();
+            let (pool, is_waiting) = (&pool, &is_waiting);
+            scope.spawn(move || {
+                pool.arena(slot).unwrap().with(|_| {
+                    entered.send(()).unwrap();
+                    // The other thread refuses at once if it does not wait.
+                    let until = Instant::now() + Duration::from_millis(200);
+                    while Instant::now() < until && !is_waiting.load(Ordering::Acquire) {
+                        std::thread::yield_now();
+                    }
+                });
+            });
+            has_entered.recv().unwrap();
+            let block = pool.allocate(8 * MIB, other.id(), AllocTag("whole"));
+            is_waiting.store(true, Ordering::Release);
+            block
+        });
+        for block in live.into_iter().chain([block.unwrap()]) {
+            pool.deallocate(block).unwrap();
+        }
         pool.reap_pending().unwrap();
         assert_eq!(pool.bytes_outstanding(), 0);
     }
