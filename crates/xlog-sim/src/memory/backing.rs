@@ -12,6 +12,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// From this size on memory is mapped. The system allocator would reuse freed memory up to 32 MiB, and commit it by clearing it.
+#[cfg(target_os = "linux")]
+const MAPPED: usize = 1 << 20;
+
 /// One piece of simulated physical memory.
 pub(crate) struct Backing {
     id: u64,
@@ -30,8 +34,7 @@ impl Backing {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // 16 is the alignment at which the system allocator hands out untouched zero pages.
         let layout = Layout::from_size_align(bytes.max(1), 16).ok()?;
-        // SAFETY: the layout has a size of at least one.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let start = allocate(layout)?;
         #[cfg(target_os = "linux")]
         take_huge_pages(start, bytes);
         Some(Arc::new(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), start, layout }))
@@ -70,8 +73,41 @@ fn take_huge_pages(start: NonNull<u8>, bytes: usize) {
 impl Drop for Backing {
     fn drop(&mut self) {
         // SAFETY: allocated in `new` with this layout, and no range of it exists any more.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        unsafe { release(self.start, self.layout) }
     }
+}
+
+/// Allocates zeroed memory without committing it, for a layout of at least one byte.
+fn allocate(layout: Layout) -> Option<NonNull<u8>> {
+    #[cfg(target_os = "linux")]
+    if layout.size() >= MAPPED {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces no other.
+        let start = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), layout.size(), access, MapFlags::PRIVATE)
+        };
+        return NonNull::new(start.ok()?.cast());
+    }
+    // SAFETY: the layout has a size of at least one.
+    NonNull::new(unsafe { alloc_zeroed(layout) })
+}
+
+/// Releases what [`allocate`] returned.
+///
+/// # Safety
+///
+/// - `start` is from [`allocate`] with this layout, and is released once.
+/// - Nothing accesses it any more.
+unsafe fn release(start: NonNull<u8>, layout: Layout) {
+    #[cfg(target_os = "linux")]
+    if layout.size() >= MAPPED {
+        // SAFETY: the caller promises that the mapping is whole and unused. Unmapping a whole mapping does not fail.
+        let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), layout.size()) };
+        return;
+    }
+    // SAFETY: the caller promises that it was allocated with this layout and is unused.
+    unsafe { dealloc(start.as_ptr(), layout) }
 }
 
 impl fmt::Debug for Backing {
