@@ -107,7 +107,8 @@ impl Worker<'_> {
                     self.truth.add(units(&block));
                     self.keep(block);
                 }
-                Err(ResourceError::OutOfBudget { .. }) => {
+                // A process that holds most of its budget may have its free memory in pieces.
+                Err(ResourceError::OutOfBudget { .. } | ResourceError::OutOfMemory { .. }) => {
                     self.cells.add(self.row, Field::Refused, 1)
                 }
                 Err(ResourceError::Ledger(said)) if said.contains("file lock") => {
