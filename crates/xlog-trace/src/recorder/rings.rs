@@ -85,14 +85,17 @@ struct Registry {
 }
 
 impl Registry {
-    /// Returns an idle ring with enough space that its thread would not have to wake the writer. A fuller one is returned
-    /// only if [`MAX_IDLE`] rings wait for a writer that cannot keep up.
+    /// Returns the fullest idle ring whose thread need not wake the writer at once, so that threads with few records share a ring and
+    /// wake it together. A fuller one is returned only if [`MAX_IDLE`] rings wait for a writer that cannot keep up.
     fn pop_idle(&mut self, ring_records: usize) -> Option<Ring> {
-        let room = |ring: &Ring| ring.producer.slots();
-        let (at, most) = self.idle.iter().map(room).enumerate().max_by_key(|(_, room)| *room)?;
-        let used = ring_records.saturating_sub(most);
-        let fits = used < wake_after(ring_records) || self.idle.len() >= MAX_IDLE;
-        fits.then(|| self.idle.swap_remove(at))
+        let used = |ring: &Ring| ring_records.saturating_sub(ring.producer.slots());
+        let all = self.idle.iter().map(used).enumerate();
+        let fits = |(_, used): &(usize, usize)| *used < wake_after(ring_records);
+        let found = match all.clone().filter(fits).max_by_key(|(_, used)| *used) {
+            None if self.idle.len() >= MAX_IDLE => all.min_by_key(|(_, used)| *used),
+            fullest => fullest,
+        };
+        found.map(|(at, _)| self.idle.swap_remove(at))
     }
 }
 

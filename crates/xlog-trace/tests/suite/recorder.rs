@@ -314,6 +314,37 @@ fn emit_in_a_row(recorder: &Arc<Recorder>, threads: u64, each: u64) {
 }
 
 #[test]
+fn threads_with_few_records_wake_the_writer_together_although_many_rings_are_empty() {
+    const THREADS: usize = 60;
+    let scratch = Scratch::new("few");
+    let config = RecorderConfig::new().with_ring_records(16);
+    let config = config.with_write_interval(Duration::from_secs(60));
+    let recorder = Recorder::create(scratch.path("log"), config).unwrap();
+    let recorder = Arc::new(recorder);
+    // All at once, so that each has a ring of its own.
+    let barrier = std::sync::Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                recorder.emit(record(0, 0));
+                barrier.wait();
+            });
+        }
+    });
+    let began = Instant::now();
+    for _ in 0..3 {
+        recorder.flush().unwrap();
+        let before = recorder.stats().written;
+        emit_in_a_row(&recorder, 2, 3);
+        while recorder.stats().written == before {
+            // By itself it comes once a minute: after three of them.
+            assert!(began.elapsed() < Duration::from_secs(120), "nothing woke the writer");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
 fn a_thread_does_not_begin_with_the_full_ring_of_an_ended_one() {
     let scratch = Scratch::new("ended");
     let config = |records| {
